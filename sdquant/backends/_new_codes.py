@@ -23,7 +23,8 @@ WEIGHTS_AT_ONCE = 1 << 21  # rounded at a time; a few float32 numbers are kept o
 
 
 class RowTarget:
-    """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for."""
+    """The float32 rows that codes are to stand for: rotated, without the branch. Made when they are asked for: callers
+    may change them, and not the weight."""
 
     def __init__(self, weight: Tensor, rotation: int, codes: Packed, branch: LowRank | None) -> None:
         self._weight, self._rotation = weight.detach(), rotation
@@ -34,7 +35,7 @@ class RowTarget:
             self.smooth = codes.parts[branch.smooth].float() if branch.smooth else None
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        rows = self._weight[start:stop].reshape(stop - start, -1).float()
+        rows = self._weight[start:stop].reshape(stop - start, -1).to(torch.float32, copy=True)
         if self._rotation:
             rows = hadamard.rotate_by_matrix(rows, self._rotation)
         if self._up is not None and self._down is not None:

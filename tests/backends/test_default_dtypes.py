@@ -12,7 +12,7 @@ SCHEMES = [scheme.name for scheme in registry.schemes() if scheme.on_the_fly]
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("text", [*SCHEMES, "sdnq-uint4,svd,hadamard"])
+@pytest.mark.parametrize("text", [*SCHEMES, "sdnq-uint4,svd,hadamard", "int4,range"])
 def test_the_same_parts(text: str, default: torch.dtype) -> None:
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     spec = backends.parse(text)
