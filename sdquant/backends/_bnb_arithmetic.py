@@ -39,7 +39,7 @@ def _cells(kind: str, device: torch.device) -> _Cells:
     values, order = torch.sort(code_tables.fourbit_code(kind, cpu), stable=True)
     borders = (values[:-1] + values[1:]) / 2
     # Negative floats grow downwards: a cell's least value has all its low bits set there.
-    first = torch.arange(_CELLS, dtype=torch.int64) << _SHIFT
+    first = torch.arange(_CELLS, dtype=torch.int64, device="cpu") << _SHIFT
     last = first | ((1 << _SHIFT) - 1)
     negative = first >= 1 << 31
     low, high = (_as_floats(torch.where(negative, *pair)) for pair in ((last, first), (first, last)))

@@ -221,7 +221,7 @@ class FourBit(Codec):
                 "nested_offset": details[OFFSET],
             }
         line = json.dumps(says).encode()
-        tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8)
+        tensors[f"{name}{STATE}{packed.spec.scheme}"] = torch.tensor(list(line), dtype=torch.uint8, device="cpu")
         return {key: tensor.contiguous() for key, tensor in tensors.items()}
 
     def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
@@ -252,7 +252,7 @@ class FourBit(Codec):
             if outer.shape != (math.ceil(absmax.numel() / NESTED_BLOCK),):
                 raise bad(key, f"it has shape {list(outer.shape)}, but {absmax.numel()} scales come in blocks of 256")
             parts["nested_absmax"] = scales(key, outer)
-            details[OFFSET] = torch.tensor(metadata["nested_offset"], dtype=torch.float32).item()
+            details[OFFSET] = torch.tensor(metadata["nested_offset"], dtype=torch.float32, device="cpu").item()
         else:
             parts["absmax"] = scales(key, absmax)
         scheme = registry.scheme(detected.scheme)
@@ -368,7 +368,7 @@ def _linear4bit() -> type[nn.Module]:
                 codec = FourBit()
                 packed = codec.from_library(self)
                 assert packed is not None
-                weight = torch.empty(packed.spec.shape, dtype=dtype)
+                weight = torch.empty(packed.spec.shape, dtype=dtype, device="cpu")
                 codec.decode_into(packed, weight)
             bias = None if self.bias is None else self.bias.to(dtype)
             return F.linear(input.to(dtype), weight, bias).to(input.dtype)

@@ -119,7 +119,9 @@ class Int8(Codec):
         )
 
     def write(self, name: str, packed: Packed) -> dict[str, Tensor]:
-        return super().write(name, packed) | {f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8)}
+        return super().write(name, packed) | {
+            f"{name}_format": torch.tensor(_ROW_MAJOR, dtype=torch.uint8, device="cpu")
+        }
 
     def read(self, detected: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
         for key in detected.extra:

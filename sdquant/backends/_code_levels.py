@@ -120,7 +120,7 @@ def _planes(groups: Tensor, bits: int) -> Tensor:
 @cache
 def _code_bytes(kind: str) -> Tensor:
     """Return which bits of a block belong to codes: uint8 [bytes of a block]."""
-    mask = torch.zeros(gguf_types.TYPES[kind].nbytes, dtype=torch.uint8)
+    mask = torch.zeros(gguf_types.TYPES[kind].nbytes, dtype=torch.uint8, device="cpu")
     for field in gguf_fields.FIELDS[kind]:
         if field.name in ("codes", "high"):
             mask[field.start : field.start + field.size] = 255
@@ -137,10 +137,10 @@ def _block_units(kind: str) -> tuple[bit_fields.Codes, int]:
     places = [(byte, bit) for byte in mask.nonzero().flatten().tolist() for bit in range(8)]
     blocks = (~mask).repeat(len(places) + 1, 1)
     for half in row.halves:
-        blocks[:, half : half + 2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+        blocks[:, half : half + 2] = torch.ones(1, dtype=torch.float16, device="cpu").view(torch.uint8)
     for number, (byte, bit) in enumerate(places, 1):
         blocks[number, byte] |= 1 << bit
-    values = torch.empty(len(blocks), row.block, dtype=torch.float32)
+    values = torch.empty(len(blocks), row.block, dtype=torch.float32, device="cpu")
     decode_blocks(kind, blocks, values)
     changes = (values[1:] - values[0]).abs()
     codes = []

@@ -75,7 +75,7 @@ def marker(name: str, spec: PackedSpec) -> dict[str, Tensor]:
     import torch
 
     line = json.dumps(_comfy_find.entry(spec)).encode()
-    return {leaf(name, "comfy_quant"): torch.tensor(list(line), dtype=torch.uint8)}
+    return {leaf(name, "comfy_quant"): torch.tensor(list(line), dtype=torch.uint8, device="cpu")}
 
 
 def dtype_of(found: PrequantizedWeight) -> str:

@@ -97,7 +97,7 @@ class Nvfp4(ComfyCodec):
         return {
             name: F.pad(_swapped(codes), (0, 0, 0, -len(codes) % _BLOCK)),
             leaf(name, "weight_scale"): block_floats.tiled(scale).view(torch.float8_e4m3fn),
-            leaf(name, "weight_scale_2"): torch.tensor(factor, dtype=torch.float32),
+            leaf(name, "weight_scale_2"): torch.tensor(factor, dtype=torch.float32, device="cpu"),
             **marker(name, packed.spec),
         }
 

@@ -277,7 +277,8 @@ def _encode_six(rotated: Tensor, table: Tensor) -> dict[str, Tensor]:
     scale, channel = _alternated(groups, scale, table, nearest)
     targets = groups / channel.unsqueeze(-1)
     middle = (scale.squeeze(-1) / channel).to(torch.float8_e4m3fn).view(torch.uint8)
-    best, codes, least = middle, torch.empty(0), torch.empty(0)
+    best = middle
+    codes = least = torch.empty_like(scale)
     for number in (middle, (middle - 1).clamp_(min=1), (middle + 1).clamp_(max=_LARGEST_FLOAT8)):
         found, levels = _on_grid(targets, number.view(torch.float8_e4m3fn).float(), table)
         error = levels.gather(2, found).sub_(targets).pow_(2).sum(-1)

@@ -81,7 +81,7 @@ def _own(weight: PrequantizedWeight, shape: tuple[int, ...] | None, bits: int, g
         if tensor.dtype != dtypes.get(part, tensor.dtype):
             raise bad(weight.keys[part], f"it is {dtype_name(tensor.dtype)}, but {dtype_name(dtypes[part])} is needed")
     scales(weight.keys["scale"], parts["scale"])
-    if "order" in parts and not torch.equal(parts["order"].sort().values.long(), torch.arange(columns)):
+    if "order" in parts and not torch.equal(parts["order"].sort().values.long(), torch.arange(columns, device="cpu")):
         raise bad(weight.keys["order"], "it does not have each column once")
     details = {key: 0 for key in (AXIS, ZERO) if key in weight.details}
     spec = PackedSpec(
@@ -105,7 +105,7 @@ def _sorted(groups: tuple[str, Tensor], codes: Tensor, bits: int, count: int) ->
     if not is_in_range or bool((group.bincount(minlength=count) != columns // count).any()):
         raise bad(key, f"it does not put {columns // count} columns into each of {count} groups")
     order = group.argsort(stable=True)
-    if torch.equal(order, torch.arange(columns)):
+    if torch.equal(order, torch.arange(columns, device=order.device)):
         return codes, None
     return packed(integers(codes, bits)[:, order], bits), order.to(torch.int32)
 

@@ -161,4 +161,4 @@ def _survives(values: Tensor, dtype: torch.dtype, *, each: bool) -> bool:
 
 
 def _is_exact(number: float, dtype: torch.dtype) -> bool:
-    return math.isfinite(number) and torch.tensor(number, dtype=dtype).item() == number
+    return math.isfinite(number) and torch.tensor(number, dtype=dtype, device="cpu").item() == number

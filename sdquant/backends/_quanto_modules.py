@@ -125,7 +125,7 @@ def _qtype(scheme: str, data: torch.Tensor, quanto: Any) -> Any:
 
 
 def _stride(size: torch.Size) -> tuple[int, ...]:
-    return torch.empty(size, device="meta").stride()
+    return torch.empty(size, device="meta", dtype=torch.float32).stride()
 
 
 def from_library(module: nn.Module) -> Packed | None:

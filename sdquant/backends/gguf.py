@@ -278,7 +278,7 @@ def _encode(weight: Tensor, kind: str, importance: Tensor | None) -> Tensor:
         ) from error
     row = gguf_types.TYPES[kind]
     flat = weight.reshape(-1)
-    blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8)
+    blocks = torch.empty((flat.numel() // row.block, row.nbytes), dtype=torch.uint8, device="cpu")
     width, weights = row.block, None
     if importance is not None:
         width, weights = len(importance), importance.numpy()

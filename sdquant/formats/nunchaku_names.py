@@ -120,7 +120,7 @@ def _zeros(size: int) -> Callable[[Get], Tensor]:
     def make(get: Get) -> Tensor:
         import torch
 
-        return torch.zeros(size, dtype=torch.bfloat16)
+        return torch.zeros(size, dtype=torch.bfloat16, device="cpu")
 
     return make
 

@@ -135,6 +135,8 @@ def _prediction(patcher: Any) -> dict[str, Tensor]:
     sampling = patcher.get_model_object("model_sampling")
     if kind == "V_PREDICTION_EDM":
         return {
-            f"edm_vpred.{name}": torch.tensor(float(getattr(sampling, name))) for name in ("sigma_max", "sigma_min")
+            f"edm_vpred.{name}": torch.tensor(float(getattr(sampling, name)), dtype=torch.float32, device="cpu")
+            for name in ("sigma_max", "sigma_min")
         }
-    return {name: torch.tensor([]) for name in ("v_pred", *(["ztsnr"] if getattr(sampling, "zsnr", False) else []))}
+    names = ("v_pred", "ztsnr") if getattr(sampling, "zsnr", False) else ("v_pred",)
+    return {name: torch.empty(0, dtype=torch.float32, device="cpu") for name in names}

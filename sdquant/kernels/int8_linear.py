@@ -271,8 +271,8 @@ def _right(backend: Backend, packed: Packed, dtype: torch.dtype) -> bool:
         packed = packed_rows.cut(packed, [(0, _CHECKED_ROWS)])
     form = backend.form(packed)
     assert form is not None
-    x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32).sin().view(5, form.columns).to(dtype)
-    bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32).to(dtype)
+    x = torch.linspace(-1, 1, 5 * form.columns, dtype=torch.float32, device="cpu").sin().view(5, form.columns).to(dtype)
+    bias = torch.linspace(-1, 1, packed.spec.shape[0], dtype=torch.float32, device="cpu").to(dtype)
     if len(packed.spec.shape) == 2:
         result = native.linear(form, packed.parts, int8_reference.coding(packed, form), x, bias)
         same = torch.equal(result, by_steps(backend, packed, x, bias, int8_reference.Steps))

@@ -373,14 +373,17 @@ def steps_in_c(dtype: torch.dtype) -> bool:
 @undisturbed
 def _c_is_right(dtype: torch.dtype) -> bool:
     device = torch.device("cpu")
-    x = torch.linspace(-3, 3, 5 * 70, dtype=torch.float32).sin().view(5, 70).to(dtype)
+    x = torch.linspace(-3, 3, 5 * 70, dtype=torch.float32, device="cpu").sin().view(5, 70).to(dtype)
     x[1] = 0
     one, other = Steps(device).rows(x), InC(device).rows(x)
-    total = torch.arange(-200, 200, dtype=torch.int32).view(5, 80) * 9973
-    scale, zero = torch.linspace(0.01, 0.02, 80, dtype=torch.float32), -torch.arange(80, dtype=torch.int32)
+    total = torch.arange(-200, 200, dtype=torch.int32, device="cpu").view(5, 80) * 9973
+    scale, zero = (
+        torch.linspace(0.01, 0.02, 80, dtype=torch.float32, device="cpu"),
+        -torch.arange(80, dtype=torch.int32, device="cpu"),
+    )
     weight = RowCodes(total.new_empty(80, 0, dtype=torch.int8), scale, 1.0, zero)
-    bias = torch.linspace(-1, 1, 80, dtype=torch.float32).to(dtype)
-    outs = torch.empty(2, 5, 80, dtype=dtype)
+    bias = torch.linspace(-1, 1, 80, dtype=torch.float32, device="cpu").to(dtype)
+    outs = torch.empty(2, 5, 80, dtype=dtype, device="cpu")
     for steps, out in zip((Steps(device), InC(device)), outs, strict=True):
         steps.finish(total.clone(), one[1], one[2], weight, bias, out)
     return all(torch.equal(a, b) for a, b in zip((*one, outs[0]), (*other, outs[1]), strict=True))  # type: ignore[arg-type]

@@ -82,7 +82,9 @@ def _is_worth_it(rows: Tensor, group: int, scale_of: Callable[[Tensor], Tensor])
 @undisturbed
 def _sums_alike(group: int, threads: int, precision: str) -> bool:
     """Return whether a product with the matrix has the same bits for a few groups as for many, and sums in float32."""
-    x = torch.randn(64 * TOGETHER, group, dtype=torch.float32, generator=torch.Generator("cpu").manual_seed(0))
+    x = torch.randn(
+        64 * TOGETHER, group, dtype=torch.float32, generator=torch.Generator("cpu").manual_seed(0), device="cpu"
+    )
     many, exact = hadamard.rotate_by_matrix(x, group), hadamard.rotate_by_matrix(x.double(), group)
     alike = all(torch.equal(hadamard.rotate_by_matrix(some, group), expected)
                 for some, expected in zip(x.chunk(64), many.chunk(64), strict=True))  # fmt: skip

@@ -195,7 +195,7 @@ class _Shapes:
             out = method(*args, **kwargs)
         self._peak = max(self._peak, tracker.peak)
         self._kernels.update(tracker.kernels)
-        return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), out)
+        return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype, device="cpu"), out)
 
     def _shape(self, tensor: Tensor) -> Tensor:
         with self._mode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,12 +57,13 @@ def random(class_name: str, config: Mapping[str, Any], size: tuple[int, int], ba
     Raises:
         SettingsError: the inputs of this class are not known, or it cannot generate an image of that size.
     """
-    noise = torch.Generator().manual_seed(seed)
+    noise = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=noise)
+        return torch.randn(shape, generator=noise, dtype=torch.float32)
 
-    return _made(class_name, config, size, batch, draw)
+    with torch.device("cpu"):
+        return _made(class_name, config, size, batch, draw)
 
 
 def of_one_image(
@@ -78,8 +80,9 @@ def of_one_image(
     """
     kind = _kind(class_name)
     side = side_of(config) or kind.side
+    size = (width or side, height or side)
     with torch.device("meta"):
-        return _made(class_name, config, (width or side, height or side), kind.rows, torch.empty)
+        return _made(class_name, config, size, kind.rows, partial(torch.empty, dtype=torch.float32))
 
 
 def _made(
@@ -117,7 +120,7 @@ def _unet(config: Mapping[str, Any], height: int, width: int, batch: int, draw: 
     crossed = config["cross_attention_dim"]
     values: dict[str, Any] = {
         "sample": draw(batch, config["in_channels"], height, width),
-        "timestep": torch.tensor(TIMESTEP),
+        "timestep": torch.tensor(TIMESTEP, dtype=torch.float32),
         "encoder_hidden_states": draw(batch, CLIP_TOKENS, crossed[0] if isinstance(crossed, list) else crossed),
     }
     if config.get("addition_embed_type") == "text_time":
@@ -132,18 +135,20 @@ def _unet(config: Mapping[str, Any], height: int, width: int, batch: int, draw: 
 def _flux(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
     """Inputs of FLUX.1: packed latents [batch, patches, 64], text [batch, 512, width], and each token's position."""
     tall, wide = height // 2, width // 2
-    places = torch.zeros(tall, wide, 3)
+    places = torch.zeros(tall, wide, 3, dtype=torch.float32)
     places[..., 1] += torch.arange(tall)[:, None]
     places[..., 2] += torch.arange(wide)[None, :]
     values = {
         "hidden_states": draw(batch, tall * wide, config["in_channels"]),
         "encoder_hidden_states": draw(batch, T5_TOKENS, config["joint_attention_dim"]),
         "pooled_projections": draw(batch, config["pooled_projection_dim"]),
-        "timestep": torch.full((batch,), TIMESTEP / 1000),
+        "timestep": torch.full((batch,), TIMESTEP / 1000, dtype=torch.float32),
         "img_ids": places.reshape(tall * wide, 3),
-        "txt_ids": torch.zeros(T5_TOKENS, 3),
+        "txt_ids": torch.zeros(T5_TOKENS, 3, dtype=torch.float32),
     }
-    return values | ({"guidance": torch.full((batch,), 3.5)} if config.get("guidance_embeds") else {})
+    return values | (
+        {"guidance": torch.full((batch,), 3.5, dtype=torch.float32)} if config.get("guidance_embeds") else {}
+    )
 
 
 def _sd3(config: Mapping[str, Any], height: int, width: int, batch: int, draw: Callable[..., Tensor]) -> Any:
@@ -152,7 +157,7 @@ def _sd3(config: Mapping[str, Any], height: int, width: int, batch: int, draw: C
         "hidden_states": draw(batch, config["in_channels"], height, width),
         "encoder_hidden_states": draw(batch, SD3_TOKENS, config["joint_attention_dim"]),
         "pooled_projections": draw(batch, config["pooled_projection_dim"]),
-        "timestep": torch.full((batch,), TIMESTEP),
+        "timestep": torch.full((batch,), TIMESTEP, dtype=torch.float32),
     }
 
 

@@ -82,8 +82,9 @@ def _lines(src: Checkpoint, weights: Iterable[PrequantizedWeight]) -> dict[str, 
         if isinstance(header, safetensors.SafetensorsHeader):
             for there, raw in safetensors.peek(header, keys).items():
                 info = src.tensors[keys[there]]
-                bits = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-                tensors[keys[there]] = bits.view(dtype_named(info.dtype)).reshape(info.shape)
+                dtype, buffer = dtype_named(info.dtype), bytearray(raw)
+                values = torch.frombuffer(buffer, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")
+                tensors[keys[there]] = values.reshape(info.shape)
     return tensors
 
 
@@ -101,8 +102,8 @@ def _stand_in(info: TensorInfo) -> Tensor:
     if info.nbytes > _SCALES:
         return torch.empty(shape, dtype=dtype, device="meta")
     if dtype.itemsize == 1:
-        return torch.full(shape, _FINITE, dtype=torch.uint8).view(dtype)
-    return torch.ones(shape).to(dtype)
+        return torch.full(shape, _FINITE, dtype=torch.uint8, device="cpu").view(dtype)
+    return torch.ones(shape, dtype=torch.float32, device="cpu").to(dtype)
 
 
 def _stored(info: TensorInfo) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def initialize(model: nn.Module, tied: Sequence[tuple[str, ...]], dtype: torch.d
     for every in tied:
         like = model.get_parameter(every[0])
         # Zeros, and not whatever is in memory, where the library's initialization passes a parameter by.
-        components.set_tensor(model, every, torch.zeros(like.shape, dtype=dtype or like.dtype))
+        components.set_tensor(model, every, torch.zeros(like.shape, dtype=dtype or like.dtype, device="cpu"))
     ours = {id(model.get_parameter(name)) for name in names}
     others = [
         one for one in (*model.parameters(), *model.buffers()) if id(one) not in ours and not hasattr(one, _GIVEN)

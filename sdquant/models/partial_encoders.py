@@ -206,5 +206,8 @@ def with_norm(src: Checkpoint) -> Checkpoint:
         src,
         tensors={**src.tensors, _NORM: info},
         home={**src.home, _NORM: src.files[0]},
-        recipes={**src.recipes, _NORM: Recipe((), None, (width,), dtype, lambda get: torch.ones(width, dtype=dtype))},
+        recipes={
+            **src.recipes,
+            _NORM: Recipe((), None, (width,), dtype, lambda get: torch.ones(width, dtype=dtype, device="cpu")),
+        },
     )

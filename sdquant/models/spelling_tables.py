@@ -51,7 +51,7 @@ def _reason(table: bytes) -> str | None:
         return f"its trie should have {count} places, and the table has {len(table)} bytes"
     words = torch.frombuffer(bytearray(table[4 : 4 + 4 * count]), dtype=torch.int32).long() & 0xFFFFFFFF
     texts = table[4 + 4 * count :]
-    at, label = torch.arange(count), words & 0x800000FF
+    at, label = torch.arange(count, device="cpu"), words & 0x800000FF
     reachable = ((label > 0) & (label < 256)) | (at == 0)
     # Where the words for each next byte are: this place, with one of the lower eight bits changed.
     base = at ^ ((words >> 10) << ((words & 0x200) >> 6))

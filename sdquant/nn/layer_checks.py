@@ -36,7 +36,7 @@ def require_fit(x: Tensor, shape: Sequence[int], groups: int = 1) -> None:
 
 def _like(shape: Sequence[int]) -> Tensor:
     """Return a tensor of a shape with one element in memory: torch checks shapes before it computes."""
-    return torch.zeros(()).expand(tuple(shape))
+    return torch.zeros((), dtype=torch.float32, device="cpu").expand(tuple(shape))
 
 
 @cache

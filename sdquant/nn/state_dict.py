@@ -172,7 +172,7 @@ def save_numbers(layer: PackedLayer, state: dict[str, Any], prefix: str) -> None
     dict: float32 []. What its parts mean goes into the state dict's metadata, which `torch.save` keeps."""
     state |= _numbers(layer.spec, prefix)
     if layer.spec.rotation:
-        state[_key(prefix, ROTATION)] = torch.tensor(layer.spec.rotation, dtype=torch.float32)
+        state[_key(prefix, ROTATION)] = torch.tensor(layer.spec.rotation, dtype=torch.float32, device="cpu")
     table = getattr(state, "_metadata", {}).get(prefix[:-1])
     if table is not None:
         table[_SAVED_AS] = _saved_as(layer)
@@ -216,7 +216,7 @@ def _saved_as(layer: PackedLayer) -> str:
 
 def _numbers(spec: PackedSpec, prefix: str) -> dict[str, Tensor]:
     return {
-        _key(prefix, name): torch.tensor(spec.details[name], dtype=torch.float32)
+        _key(prefix, name): torch.tensor(spec.details[name], dtype=torch.float32, device="cpu")
         for name in NUMBERS
         if name in spec.details
     }

@@ -146,7 +146,7 @@ class PinnedStore(Store):
         flat = self._pinned(nbytes)
         pinned = flat is not None
         if flat is None:
-            flat = torch.empty(nbytes, dtype=torch.uint8)
+            flat = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             self.pageable += nbytes
         waiting = []
         for tensor, span in zip(tensors, spans, strict=True):
@@ -289,7 +289,7 @@ def aligned(nbytes: int) -> int:
 def _mapped(path: Path, nbytes: int) -> Tensor:
     """Map the file as uint8 [nbytes]. Copy-on-write, since torch warns about read-only memory."""
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     with open(path, "r+b") as file:
         return torch.frombuffer(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 

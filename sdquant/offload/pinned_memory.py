@@ -58,7 +58,7 @@ class ByTorch(Pinning):
         return 1 << (nbytes - 1).bit_length() if self._rounds and nbytes else nbytes
 
     def make(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
 
 
 class _Area(mmap.mmap):
@@ -104,7 +104,7 @@ class Registered(Pinning):
     def _forget_error(self) -> None:
         """Clear CUDA's last error, which torch would raise for the next kernel that is launched."""
         try:
-            torch.zeros(1, device=self._device).add_(1)
+            torch.zeros(1, device=self._device, dtype=torch.float32).add_(1)
         except RuntimeError as error:
             log.debug("Cleared the error of the failed call: %s", error)
 
@@ -127,7 +127,7 @@ def pinning(device: torch.device) -> Pinning:
 def proves(candidate: Pinning, device: torch.device) -> bool:
     """Return whether torch recognises such memory as pinned, and a copy to the device and back is unchanged."""
     piece, back = candidate.make(_TRIED), candidate.make(_TRIED)
-    piece.copy_(torch.arange(_TRIED, dtype=torch.int64).remainder(251))
+    piece.copy_(torch.arange(_TRIED, dtype=torch.int64, device="cpu").remainder(251))
     there = torch.empty(_TRIED, dtype=torch.uint8, device=device)
     there.copy_(piece, non_blocking=True)
     back.copy_(there, non_blocking=True)
@@ -147,7 +147,7 @@ class Staging:
 
     def __init__(self, api: Any, device: torch.device) -> None:
         self._api, self._device = api, device
-        self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._pieces = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True, device="cpu") for _ in range(2)]
         self._copied = [api.Event() for _ in self._pieces]
         self._lock = threading.Lock()
 

@@ -174,7 +174,7 @@ def _cast(module: nn.Module, handle: OffloadHandle) -> Callable[..., Any]:
         with handle.lock:
             if handle.computing:  # a layer that is cast while it computes
                 return method(function, recurse)  # type: ignore[no-untyped-call]
-            device = function(torch.empty(0)).device
+            device = function(torch.empty(0, dtype=torch.float32, device="cpu")).device
             cast = function if device.type == "cpu" or is_move(handle, device) else _staying(function)
             with handle.suspended("cast or move weights"):
                 return lasting(module._apply)(cast, recurse)

@@ -109,7 +109,7 @@ def bring(these: Iterable[Slot], device: torch.device) -> int:
 
 def with_number(device: torch.device) -> torch.device:
     """Return a device with its index, as tensors have it: "cuda" is the current GPU."""
-    return torch.empty(0, device=device).device
+    return torch.empty(0, device=device, dtype=torch.float32).device
 
 
 def _merge(owners: Iterable[tuple[str, nn.Module]]) -> Iterator[Slot]:

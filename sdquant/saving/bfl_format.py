@@ -42,9 +42,9 @@ def _nvfp4(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | No
         tensors={
             "weight": packed.parts["codes"],
             "weight_scale": packed.parts["scale"],
-            "weight_scale_2": torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32),
+            "weight_scale_2": torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32, device="cpu"),
             # Of activations, which Blackwell quantizes: without calibration one that up to 448 * 6 fits.
-            "input_scale": torch.ones((), dtype=torch.float32),
+            "input_scale": torch.ones((), dtype=torch.float32, device="cpu"),
         }
     )
 

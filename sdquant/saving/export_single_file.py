@@ -266,7 +266,9 @@ def _tensors(
         del tensor
         trimmer.add(nbytes)
         tick(nbytes)
-    yield {key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype)) for key, part in markers.items()}
+    yield {
+        key: torch.zeros(part.shape, dtype=getattr(torch, part.dtype), device="cpu") for key, part in markers.items()
+    }
 
 
 def _layout(spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> Mapping[str, TensorSpec]:
@@ -327,7 +329,7 @@ def _int8(name: str, packed: Packed) -> Mapping[str, Tensor]:
 def _line(kind: str) -> Tensor:
     import torch
 
-    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8, device="cpu")
 
 
 def _layers(rows: list[FileTensor]) -> dict[str, str]:

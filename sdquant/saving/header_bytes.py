@@ -60,7 +60,9 @@ def _is_named(scheme: str) -> bool:
 @lru_cache(maxsize=64)
 def _said(scheme: str) -> PackedSpec:
     spec = registry.parse(scheme)
-    return spec.scheme.codec.encode(torch.linspace(-1, 1, _SAMPLE[0] * _SAMPLE[1]).view(_SAMPLE).bfloat16(), spec).spec
+    return spec.scheme.codec.encode(
+        torch.linspace(-1, 1, _SAMPLE[0] * _SAMPLE[1], dtype=torch.float32, device="cpu").view(_SAMPLE).bfloat16(), spec
+    ).spec
 
 
 def _unfilled(scheme: str, shape: tuple[int, ...]) -> Packed:

@@ -62,7 +62,7 @@ def _nvfp4(packed: Packed, dtype: str, bias: Tensor | None) -> StoredWeight | No
 
     if packed.spec.shape[1] % _NV or "columns" in packed.parts:
         return None
-    factor = torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32)
+    factor = torch.tensor(packed.spec.details[FACTOR], dtype=torch.float32, device="cpu")
     parts = {"qdata": packed.parts["codes"], "scale": packed.parts["scale"], "per_tensor_scale": factor}
     metadata = {"block_size": _NV, "orig_dtype": _dtype(dtype), "is_swizzled_scales": False, "use_triton_kernel": False}
     return _stored("NVFP4Tensor", parts, metadata | {"act_quant_kwargs": None})

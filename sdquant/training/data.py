@@ -157,7 +157,7 @@ def _digits() -> list[Example]:
     from . import digits
 
     half = digits.halves()[1]
-    pixels = torch.tensor(half.pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    pixels = torch.tensor(half.pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8) / 16
     return [
         Example(
             name=f"digits/{number}",

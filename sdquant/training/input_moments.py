@@ -86,6 +86,11 @@ def input_rows(module: nn.Module, x: Tensor, most: int = MAX_ROWS) -> Tensor:
     return view[index].reshape(-1, columns_of(module)).float()
 
 
+def _scaled(total: Tensor, step: int) -> Tensor:
+    """Return a sum of integer multiples of 2 ** step as float32, rounded once."""
+    return (total.double() * math.ldexp(1, step)).float()
+
+
 def chosen_rows(count: int, most: int, device: torch.device) -> Tensor:
     """Return the places, evenly spaced, of at most `most` rows of `count`."""
     if count <= most:
@@ -166,22 +171,22 @@ class InputMoments:
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Return the sums, zero if there was no input."""
-        total = torch.zeros(self.shape, dtype=torch.int64) if self.total is None else self.total
-        inputs = torch.zeros(self.columns, dtype=torch.int64) if self.inputs is None else self.inputs
+        total = torch.zeros(self.shape, dtype=torch.int64, device="cpu") if self.total is None else self.total
+        inputs = torch.zeros(self.columns, dtype=torch.int64, device="cpu") if self.inputs is None else self.inputs
         return total, inputs
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
         """Return named tensors: the sum as float32, or exact."""
         total, inputs = self._sums()
-        rows = {f"{self.name}.{layer_statistics.ROWS}": torch.tensor(self.rows, dtype=torch.int64)}
+        rows = {f"{self.name}.{layer_statistics.ROWS}": torch.tensor(self.rows, dtype=torch.int64, device="cpu")}
         if exact:
-            step = torch.tensor(self.step, dtype=torch.int32)
+            step = torch.tensor(self.step, dtype=torch.int32, device="cpu")
             exact_sums = {f"{self.name}.{EXACT}": total, f"{self.name}.{EXACT_TOTAL}": inputs}
             return {**rows, **exact_sums, f"{self.name}.{STEP}": step}
         if not self.rows:
             return rows
-        sums = torch.ldexp(total.double(), torch.tensor(self.step)).float()
-        inputs = torch.ldexp(inputs.double(), torch.tensor(self._step_of_inputs)).float()
+        sums = _scaled(total, self.step)
+        inputs = _scaled(inputs, self._step_of_inputs)
         return {
             **rows,
             f"{self.name}.{layer_statistics.MOMENTS}": sums,

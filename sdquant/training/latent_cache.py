@@ -89,14 +89,13 @@ class Encoded:
             row = rng.item_at(settings.seed, position, len(self.latents))
             generator = rng.generator(settings.seed, "example", position)
             own = self.captions[row]
-            caption = own[int(torch.randint(len(own), (), generator=generator))]
-            dropped = float(torch.rand((), generator=generator)) < settings.cond_dropout
+            caption = own[int(torch.randint(len(own), (), generator=generator, device="cpu"))]
+            dropped = float(rng.uniform(generator)) < settings.cond_dropout
             rows.append(row)
             prompts.append(0 if dropped else caption)
-            noise.append(torch.randn(self.latents.shape[1:], generator=generator))
-            place = torch.randn((), generator=generator).sigmoid() if flow else torch.rand((), generator=generator)
-            time.append(place)
-            guidance.append(low + (high - low) * torch.rand((), generator=generator))
+            noise.append(rng.normal(generator, self.latents.shape[1:]))
+            time.append(rng.normal(generator).sigmoid() if flow else rng.uniform(generator))
+            guidance.append(low + (high - low) * rng.uniform(generator))
         return Batch(
             clean=self.latents[rows],
             noise=torch.stack(noise),

@@ -120,7 +120,7 @@ def run(job: TrainingJob, record: Log | None, interrupts: Interrupts, each: Call
 def _step(job: TrainingJob, stop: bool) -> tuple[float, float, bool]:
     """Run one optimizer step; return the mean loss, the gradient norm, and whether any process has to stop."""
     accelerator, settings = job.accelerator, job.settings
-    total, norm = torch.zeros((), device=accelerator.device), math.nan
+    total, norm = torch.zeros((), device=accelerator.device, dtype=torch.float32), math.nan
     for number in range(settings.gradient_accumulation_steps):
         place = (job.step, number, accelerator.process_index)
         torch.manual_seed(rng.seed_of(settings.seed, "step", *place))  # for what the network draws: dropout

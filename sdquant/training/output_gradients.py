@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from . import rng
 from .input_moments import MAX_ROWS, chosen_rows
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ def add_gradients(
             stack.enter_context(_watched(weight, _adder(squares, path)))
             stack.callback(model.get_submodule(path).register_forward_hook(_placer(places[path])).remove)
         outputs = [one for one in _tensors(model(*args, **kwargs)) if one.requires_grad]
-        generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+        generator = torch.Generator("cpu").manual_seed(zlib.crc32(seed.encode()))
         total: Any = 0.0
         for one in outputs:
-            noise = torch.randn(one.shape, generator=generator).to(one.device)
+            noise = rng.normal(generator, one.shape).to(one.device)
             total = total + (noise * one.float()).sum() / one.detach().float().norm().clamp(min=1e-30)
         if outputs:
             total.backward()
     for path, weight in weights.items():
-        stats[path].add({GRADIENT: squares.get(path, torch.zeros(len(weight)))})
+        stats[path].add({GRADIENT: squares.get(path, torch.zeros(len(weight), dtype=torch.float32, device="cpu"))})
     return places
 
 

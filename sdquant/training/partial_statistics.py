@@ -123,7 +123,7 @@ def _weights(pipe: Any) -> Iterator[str]:
         for name, tensor in model.state_dict().items():
             values: list[Any] = []
             if tensor.numel() and tensor.device.type != "meta":
-                places = torch.arange(_VALUES) * tensor.numel() // _VALUES
+                places = torch.arange(_VALUES, device="cpu") * tensor.numel() // _VALUES
                 index = torch.unravel_index(places.to(tensor.device), tensor.shape or (1,))
                 values = (tensor.detach() if tensor.ndim else tensor.detach()[None])[index].double().tolist()
             yield f"{component}.{name} {tuple(tensor.shape)} {tensor.dtype} {values}"

@@ -89,9 +89,9 @@ def _sdxl(pipe: Any, prompts: list[str], side: int, values: dict[str, Any]) -> C
         prompts, device=pipe.text_encoder_2.device, do_classifier_free_guidance=False, **values
     )
     if pipe.config.force_zeros_for_empty_prompt:
-        nonempty = torch.tensor([bool(prompt) for prompt in prompts], device=states.device)
+        nonempty = torch.tensor([bool(prompt) for prompt in prompts], dtype=torch.bool, device=states.device)
         states, pooled = states * nonempty[:, None, None], pooled * nonempty[:, None]
-    ids = torch.tensor([side, side, 0, 0, side, side], dtype=states.dtype).expand(len(prompts), -1)
+    ids = torch.tensor([side, side, 0, 0, side, side], dtype=states.dtype, device="cpu").expand(len(prompts), -1)
     return {"states": states, "pooled": pooled, "ids": ids}
 
 

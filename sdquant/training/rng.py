@@ -7,6 +7,7 @@ before, and in any batch and process. No generator's state needs to be saved.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -21,12 +22,22 @@ def seed_of(seed: int, *place: int | str) -> int:
 
 def generator(seed: int, *place: int | str) -> torch.Generator:
     """Return a CPU generator for a place in a training."""
-    return torch.Generator().manual_seed(seed_of(seed, *place))
+    return torch.Generator("cpu").manual_seed(seed_of(seed, *place))
+
+
+def normal(draw: torch.Generator, shape: Sequence[int] = ()) -> Tensor:
+    """Return normally distributed numbers from a CPU generator: float32, on the CPU."""
+    return torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")
+
+
+def uniform(draw: torch.Generator) -> Tensor:
+    """Return a number from 0 to 1 from a CPU generator: float32 [], on the CPU."""
+    return torch.rand((), generator=draw, dtype=torch.float32, device="cpu")
 
 
 @lru_cache(maxsize=2)
 def _order(seed: int, epoch: int, count: int) -> Tensor:
-    return torch.randperm(count, generator=generator(seed, "order", epoch))
+    return torch.randperm(count, generator=generator(seed, "order", epoch), device="cpu")
 
 
 def item_at(seed: int, position: int, count: int) -> int:

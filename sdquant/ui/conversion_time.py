@@ -41,7 +41,7 @@ def _seconds_a_number(scheme: str) -> float | None:
     import torch
 
     spec = registry.parse(scheme)
-    weight = torch.empty(_SHAPE).normal_(generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    weight = torch.empty(_SHAPE, dtype=torch.bfloat16, device="cpu").normal_(generator=torch.Generator().manual_seed(0))
     try:
         spec.scheme.codec.encode(weight[:8].contiguous(), spec)  # what is made once
         begin = time.perf_counter()

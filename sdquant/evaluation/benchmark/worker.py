@@ -49,7 +49,7 @@ class HeldModel:
         with quiet():
             import diffusers.models.modeling_utils  # noqa: F401
         if self.on_gpu:
-            torch.zeros(1, device=self.job.device)  # the context is not the model's
+            torch.zeros(1, device=self.job.device, dtype=torch.float32)  # the context is not the model's
             torch.cuda.reset_peak_memory_stats(self.job.device)
         gc.collect()
         return {}
@@ -71,7 +71,7 @@ class HeldModel:
             if spec is not None and part.action == "encode" and not hasattr(spec, "rules"):
                 # The first quantization of a process imports the scheme's library: that is not loading.
                 with contextlib.suppress(Unfit):
-                    spec.scheme.codec.encode(torch.ones(64, 64, dtype=torch.bfloat16), spec)
+                    spec.scheme.codec.encode(torch.ones(64, 64, dtype=torch.bfloat16, device="cpu"), spec)
         return lambda: load_planned(request, plan)
 
     def _prepare_peer(self) -> Callable[[], Any]:

@@ -64,7 +64,7 @@ def _halves(key: str, rows: int, heads: int) -> Callable[[Get], Tensor]:
         import torch
 
         tensor = get(key)
-        index = torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
+        index = torch.arange(rows, device="cpu").view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
         return tensor.reshape(rows, -1)[index].view(tensor.shape)
 
     return make

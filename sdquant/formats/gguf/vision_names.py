@@ -133,7 +133,7 @@ def _constant(shape: tuple[int, ...], value: float) -> Recipe:
     def make(_: Any) -> Any:
         import torch
 
-        return torch.full(shape, value, dtype=torch.float32)
+        return torch.full(shape, value, dtype=torch.float32, device="cpu")
 
     return Recipe((), None, shape, "float32", make)
 

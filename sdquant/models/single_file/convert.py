@@ -116,7 +116,7 @@ def with_projection(src: Checkpoint) -> Checkpoint:
     from ...formats import Recipe
 
     dtype = dtype_named(main_dtype(src, dtypes=FLOATS) or "bfloat16")
-    recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype))
+    recipe = Recipe((), None, (width, width), dtype, lambda get: torch.eye(width, dtype=dtype, device="cpu"))
     return replace(
         src,
         tensors={**src.tensors, name: recipe.info},

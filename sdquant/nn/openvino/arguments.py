@@ -44,7 +44,9 @@ class Arguments:
         values = dict(list(bound.arguments.items())[1:])
         for name, value in values.items():
             if "timestep" in name and isinstance(value, int | float) and not isinstance(value, bool):
-                values[name] = torch.tensor(value)  # else each step would be another graph
+                # Else each step would be another graph.
+                dtype = torch.float32 if isinstance(value, float) else torch.int64
+                values[name] = torch.tensor(value, dtype=dtype, device="cpu")
         leaves, structure = tree_flatten(values)
         tensors = tuple(one.float() if one.is_floating_point() else one for one in leaves if isinstance(one, Tensor))
         return cls(tensors, tuple(None if isinstance(one, Tensor) else Fixed(one) for one in leaves), structure)

@@ -46,7 +46,7 @@ class Layers:
         before = _TRACED.set(self.modules)
         try:
             for place, layer in enumerate(self.modules):
-                layer.__dict__["forward"] = _forward(layer, torch.tensor(place))
+                layer.__dict__["forward"] = _forward(layer, torch.tensor(place, dtype=torch.int64, device="cpu"))
             yield
         finally:
             _TRACED.reset(before)
@@ -116,7 +116,7 @@ def _empty_output(layer: Any, x: Tensor) -> Tensor:
     """Return zeros in the shape of the layer's output."""
     dtype = layer.compute_dtype
     if isinstance(layer, nn.Embedding):
-        return torch.zeros(*x.shape, layer.embedding_dim, dtype=dtype)
+        return x.new_zeros((*x.shape, layer.embedding_dim), dtype=dtype)
     if isinstance(layer, nn.Linear):
         return x.new_zeros((*x.shape[:-1], layer.out_features))
     begin, end = _padding(layer)

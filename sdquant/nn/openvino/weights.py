@@ -64,7 +64,7 @@ def decompressed(packed: Packed, keep_alive: list[Any]) -> Any:
     if "zero_point" in parts:
         floats = ops.subtract(floats, ops.convert(_codes(parts["zero_point"], each, four, keep_alive), "f16"))
     elif four:
-        middle = torch.full((1,) * len(each), MIDDLE, dtype=torch.uint8)
+        middle = torch.full((1,) * len(each), MIDDLE, dtype=torch.uint8, device="cpu")
         floats = ops.subtract(floats, ops.convert(constant(middle), "f16"))
     floats = ops.multiply(floats, constant(parts["scale"], each))
     if grouped != shape:

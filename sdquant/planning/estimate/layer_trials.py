@@ -177,7 +177,8 @@ def _layers(size: Size, dtype: str) -> list[Any]:
 def _activations(size: Size, dtype: str, rows: int) -> torch.Tensor:
     side = math.isqrt(rows)
     shape = (1, size.inputs, side, side) if size.kind == "conv" else (rows, size.inputs)
-    return torch.linspace(-2, 2, math.prod(shape), device="cpu").view(shape).sin().to(dtype_named(dtype))
+    values = torch.linspace(-2, 2, math.prod(shape), dtype=torch.float32, device="cpu").sin()
+    return values.view(shape).to(dtype_named(dtype))
 
 
 def _quantized(layers: Sequence[Any], scheme: str, compute: str | None) -> list[nn.Module]:

@@ -31,7 +31,7 @@ def snr(scheme: str) -> float | None:
 
     spec = registry.parse(scheme)
     backend = spec.scheme.codec
-    weight = torch.empty(_SHAPE).normal_(generator=torch.Generator().manual_seed(0))
+    weight = torch.empty(_SHAPE, dtype=torch.float32, device="cpu").normal_(generator=torch.Generator().manual_seed(0))
     try:
         packed = backend.encode(weight.to(torch.bfloat16), spec)
         noise = backend.decode(packed, torch.float32) - weight.to(torch.bfloat16).float()

@@ -44,7 +44,8 @@ def _has_kernel(card: int, left: torch.dtype, right: torch.dtype) -> bool:
         return False
     draw = torch.Generator().manual_seed(0)
     one, other = (
-        torch.randn(size, 256, generator=draw).to(dtype).to(f"cuda:{card}") for size, dtype in ((33, left), (48, right))
+        torch.randn(size, 256, generator=draw, dtype=torch.float32, device="cpu").to(dtype).to(f"cuda:{card}")
+        for size, dtype in ((33, left), (48, right))
     )
     try:
         result = by_kernel(one, other)

@@ -109,7 +109,7 @@ class QuantStat:
     def total(self, name: str) -> Tensor:
         """Return a sum, rounded to float32 once."""
         floats = [total / (1 << STEP) for total in self.sums[name]]
-        return torch.tensor(floats, dtype=torch.float64).float().reshape(self.shape)
+        return torch.tensor(floats, dtype=torch.float64, device="cpu").float().reshape(self.shape)
 
     def _axes(self, ndim: int) -> list[int]:
         if self.batch_axes is None:
@@ -135,7 +135,7 @@ class QuantStat:
 
     def to_dict(self, *, exact: bool) -> dict[str, Tensor]:
         """Return named tensors, on the CPU."""
-        tensors = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32)}
+        tensors = {f"{self.name}.count": torch.tensor(self.count, dtype=torch.int32, device="cpu")}
         for name, totals in self.sums.items():
             tensors[f"{self.name}.{SUM}{name}"] = self.total(name)
             if exact:
@@ -323,7 +323,9 @@ def _bare(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _bytes(totals: Sequence[int]) -> Tensor:
-    return torch.tensor([list(total.to_bytes(BYTES, "little", signed=True)) for total in totals], dtype=torch.uint8)
+    return torch.tensor(
+        [list(total.to_bytes(BYTES, "little", signed=True)) for total in totals], dtype=torch.uint8, device="cpu"
+    )
 
 
 def _integers(packed: Tensor) -> list[int]:
