@@ -107,6 +107,17 @@ def test_the_output_is_nearer_in_the_same_bytes(scheme: str, weight: Tensor, inp
         assert part.shape == better.parts[name].shape and part.dtype == better.parts[name].dtype
 
 
+@pytest.mark.parametrize("scheme", [*BLOCKS, *MADE])
+def test_a_float32_weight_stays_as_it_is(scheme: str, weight: Tensor, inputs: Tensor) -> None:
+    """It is not copied for the search, and may be another layer's too, or be needed again."""
+    spec = spec_of(scheme, (inputs.T @ inputs / len(inputs)).unsqueeze(0))
+    given = weight.float()
+    first = backends.encode(given, spec)
+    assert torch.equal(given, weight.float())
+    for name, part in backends.encode(given, spec).parts.items():
+        assert torch.equal(part.view(torch.uint8), first.parts[name].view(torch.uint8))
+
+
 @pytest.mark.parametrize("scheme", ["int4", "q3_k", "sdnq-uint4,hadamard"])
 def test_what_it_leaves_of_noise_is_foretold(scheme: str, weight: Tensor, inputs: Tensor) -> None:
     """By the errors of plain codes, for a plan."""
