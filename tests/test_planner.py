@@ -21,8 +21,11 @@ from sdquant.errors import ConflictError, IncompatibleError, SettingsError
 from sdquant.models.pipelines import weight_bytes
 from sdquant.nn import kind_of
 from sdquant.nn.weights import quantized
+from sdquant.planning.preparation import prepare
+from sdquant.planning.request import make_request
 from sdquant.planning.weight_selection import SKIPPED, candidates, select
 
+from .compat.machines import card, machine
 from .foreign import ROWS as FOREIGN
 from .foreign import WEIGHTS
 
@@ -254,6 +257,31 @@ class TestSkip:
     def test_components_without_effect(self, sd: Path) -> None:
         assert "components=" in sdquant.plan(sd, components=["unet"]).warnings[0]
         assert "components=" in sdquant.plan(sd, {"unet": "nf4"}, components=["unet"]).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("native", "dtype", "device", "is_slow"),
+    [
+        ("amx", "float16", "cpu", True), ("avx512bf16", "float16", "cpu", True), ("avx2", "float16", "cpu", False),
+        ("amx", "bfloat16", "cpu", False), ("amx", "float16", "cuda", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("quant", [None, "nf4"])
+def test_float16_is_slow_on_a_cpu_with_instructions_for_bfloat16(
+    native: str, dtype: str, device: str, is_slow: bool, quant: str | None, sd: Path
+) -> None:
+    here = machine(card("cuda"), native=native)
+    plan = prepare(make_request(sd, quant=quant, offload="none", dtype=dtype, device=device), here)
+    assert ["float16" in line and "choose bfloat16" in line for line in plan.warnings] == [True] * is_slow
+
+
+def test_the_dtype_of_a_file_is_slow_as_well(sd: Path, tmp_path: Path) -> None:
+    """Where none is named, float16 stays; and files that were quantized have it beside their packed weights."""
+    for quant in (None, "int8"):
+        pipe = sdquant.load_model(sd, quant, dtype="float16", progress=False)
+        pipe.save_pretrained(folder := tmp_path / str(quant))
+        plan = prepare(make_request(folder, quant=None, offload="none"), machine(native="amx"))
+        assert len(plan.warnings) == 1 and "choose bfloat16" in plan.warnings[0]
 
 
 class TestKept:

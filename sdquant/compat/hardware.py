@@ -126,6 +126,11 @@ class Machine:
         return tuple(kind for kind in KINDS if any(device.kind == kind for device in self.devices))
 
     @property
+    def has_bf16(self) -> bool:
+        """Return whether the CPU is known to have instructions for products of bf16, by its C kernels."""
+        return self.native in ("amx", "avx512bf16")
+
+    @property
     def best(self) -> Device:
         """Default compute device: the first of the preferred kind."""
         return min(self.devices, key=lambda device: (KINDS.index(device.kind), device.index))
