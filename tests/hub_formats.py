@@ -136,6 +136,11 @@ def mxfp4(weight: Tensor) -> Made:
     return layer, values
 
 
+def mxfp8_of_transformers(weight: Tensor) -> Made:
+    layer, values = mxfp8(weight)
+    return {"weight": layer["weight"], "weight_scale_inv": layer["weight_scale"]}, values
+
+
 def mxfp8(weight: Tensor) -> Made:
     blocks = weight.float().view(len(weight), -1, 32)
     exponents = (blocks.abs().amax(-1).clamp(min=1e-30) / 448).log2().ceil()
@@ -237,6 +242,7 @@ KINDS: Mapping[str, Kind] = {
     "fp8 blocks": Kind("fp8", "weight_scale_inv", {**_FP8, "weight_block_size": [128, 128]}, float8(128, 128)),
     "fp8 small blocks": Kind("fp8", "weight_scale_inv", {**_FP8, "weight_block_size": [16, 32]}, float8(16, 32)),
     "fp8 whole": Kind("fp8", "weight_scale_inv", {**_FP8, "weight_block_size": None}, float8(0, 0)),
+    "fp8 mxfp8": Kind("mxfp8", "MXFP8", {**_FP8, "weight_block_size": [1, 32]}, mxfp8_of_transformers),
     "fbgemm": Kind("fp8", "weight_scale", {"quant_method": "fbgemm_fp8"}, float8(1, 0, key="weight_scale")),
     "ct fp8 rows": Kind("fp8", "weight_scale", _ct(8, format="float-quantized"), float8(1, 0, key="weight_scale")),
     "ct fp8 blocks": Kind("fp8", "weight_scale", _ct(8), float8(128, 128, key="weight_scale")),

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
+from . import _hub_mxfp8
 from ._hub_modelopt import SCALE as COMPRESSED
-from ._hub_mxfp8 import is_mxfp8
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 # See `_float8` for whose they are and what they mean.
@@ -50,7 +50,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         and key.rpartition(".")[2] == "weight"
         and leaf(key, COMPRESSED) not in tensors  # ModelOpt's
         and (key not in formats or formats[key]["format"] in FORMATS)
-        and (key in formats or not is_mxfp8(key, tensors, config))
+        and (key in formats or _hub_mxfp8.scale_of(key, tensors, config) is None)
     ]
     neighbours = _neighbours(tensors, names)
     candidates = (
@@ -58,7 +58,7 @@ def find_float8(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
         for name in names
     )
     weights = [one for one in candidates if one is not None]
-    _refuse_unscaled(weights, [name for name in tensors if is_mxfp8(name, tensors, config)])
+    _refuse_unscaled(weights, [name for name in tensors if _hub_mxfp8.scale_of(name, tensors, config) is not None])
     markers = [key for key in tensors if key.rpartition(".")[2] == WHOLE] if weights else []
     if markers and not any("scale" in one.keys for one in weights):
         raise BadFileError(
@@ -154,6 +154,8 @@ def _weight(
         return None  # a norm in float8 is a plain tensor that is cast when it is loaded
     keys = {"codes": name} | ({"scale": scale_keys[0]} if scale_keys else {})
     scaled = f"scales in *.{scale_keys[0].rpartition('.')[2]}" if scale_keys else "no scales"
+    if scale_keys and tensors[scale_keys[0]].dtype == "uint8" and scale_keys[0] == leaf(name, "weight_scale_inv"):
+        details = {**details, "scale": "e8m0"}  # transformers' bytes of E8M0, scale_fmt "ue8m0"
     return PrequantizedWeight(
         name=name,
         scheme="fp8",

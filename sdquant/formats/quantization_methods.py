@@ -40,8 +40,8 @@ READ = frozenset({
     "auto-round", "intel/auto-round", "hqq", "compressed-tensors", "torchao", COMFYUI,
 })  # fmt: skip
 # Those of which only float8 weights with scales are, which they write as all do, NVFP4 of the last two, and ModelOpt's
-# integers.
-FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl"})
+# integers. "mxfp8" is transformers' fine-grained FP8 with blocks of [1, 32].
+FLOAT8 = frozenset({"fbgemm_fp8", "modelopt", "bfl", "mxfp8"})
 # Nunchaku's, whose layers are found by their tensors.
 NUNCHAKU = frozenset({"svdquant", "nunchaku", "nunchaku_lite"})
 # What others call ComfyUI's formats by the libraries that write and run them; each layer says which it is in.
