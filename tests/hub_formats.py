@@ -136,6 +136,18 @@ def mxfp4(weight: Tensor) -> Made:
     return layer, values
 
 
+def mxfp6(weight: Tensor) -> Made:
+    """compressed-tensors' E2M3: four codes, of a sign and five bits, in three bytes."""
+    blocks = weight.float().view(len(weight), -1, 32)
+    steps = 2.0 ** (exponents := (blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7.5).log2().ceil())
+    levels = torch.tensor([n / 8 if n < 8 else (1 + n % 8 / 8) * 2 ** (n // 8 - 1) for n in range(32)])
+    levels = torch.cat([levels, -levels])
+    codes = (blocks / steps).unsqueeze(-1).sub(levels).abs().argmin(-1)
+    packed = dense(codes.view(weight.shape), 6).contiguous().view(torch.uint8)
+    layer = {"weight_packed": packed, "weight_scale": (exponents.squeeze(-1) + 127).to(torch.uint8)}
+    return layer, (levels[codes] * steps).view(weight.shape)
+
+
 def mxfp8_of_transformers(weight: Tensor) -> Made:
     layer, values = mxfp8(weight)
     return {"weight": layer["weight"], "weight_scale_inv": layer["weight_scale"]}, values
@@ -254,6 +266,8 @@ KINDS: Mapping[str, Kind] = {
     "ct w8a8 whole": Kind("int8_tensor", "one scale", _ct(8), int8(whole=True)),
     "ct w8a8 asymmetric": Kind("hub-int8", "compressed-tensors: 8-bit", _ct(8), int8(symmetric=False)),
     "ct mxfp4": Kind("mxfp4", "MXFP4", _ct(4, format="mxfp4-pack-quantized"), mxfp4),
+    "ct mxfp6": Kind("hub-int7", "MXFP6", _ct(6, format="mxfp6-pack-quantized"), mxfp6),
+    "ct w6a16 asymmetric": Kind("hub-int6", "compressed-tensors: 6-bit", _ct(6), compressed(6, symmetric=False)),
     "ct mxfp8": Kind("mxfp8", "MXFP8", _ct(8, format="mxfp8-quantized"), mxfp8),
     "ct nvfp4": Kind("comfy:nvfp4", "NVFP4", _ct(4, format="nvfp4-pack-quantized"), nvfp4, exact=False),
     "gptq": Kind("hub-int4", "GPTQ, as its config.json says, zero points less one", _gptq(), gptq(4)),

@@ -178,9 +178,10 @@ def auto_round_mx(model: Any, target: Path) -> dict[str, Tensor]:
 WAYS: dict[str, Way] = {
     **{name: compressed(name) for name in (
         "W4A16_ASYM", "W2A16", "W3A16", "W4A16", "W8A16", "W4A8", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK",
-        "NVFP4", "NVFP4A16", "MXFP4", "MXFP8", "W5A16", "MXFP6A16",
+        "NVFP4", "NVFP4A16", "MXFP4", "MXFP8", "W5A16", "W6A16", "W7A16", "MXFP6A16",
     )},
-    "W4A16 of 32": compressed("W4A16", group_size=32),
+    "W4A16 of 32": compressed("W4A16", group_size=32), "W6A16 asymmetric": compressed("W6A16", symmetric=False),
+    "W1A16": compressed("W4A16", num_bits=1),
     **{f"hqq {bits} axis {axis}": hqq(bits, axis) for bits in (8, 4, 3, 2, 1) for axis in (1, 0)},
     "auto-round": auto_round("auto_round", True), "auto-round asymmetric": auto_round("auto_round", False),
     "auto-round gptq": auto_round("auto_round:auto_gptq", False),

@@ -63,6 +63,7 @@ def _nunchaku_lite(scheme: str) -> File:
 MADE: Mapping[str, Callable[[], File]] = {
     "autoround_fp8_rows": lambda: _told("auto-round fp8 rows"),
     "ct_mxfp4": lambda: _hub("ct mxfp4"),
+    "ct_mxfp6": lambda: _hub("ct mxfp6"),
     "ct_mxfp8": lambda: _told("ct mxfp8"),
     "fp8_scaled_with_input": _scaled,
     "hqq_axis_0": lambda: _told("hqq axis 0"),

@@ -25,9 +25,10 @@ from .test_load_modes import images
 
 ENCODER = "text_encoder_2"
 # The scheme that it is here, by the way in which it was written.
-DAILY = {"W4A16_ASYM": "hub-int4", "MXFP8": "mxfp8", "hqq 4 axis 0": "hub-int4"}
+DAILY = {"W4A16_ASYM": "hub-int4", "MXFP8": "mxfp8", "MXFP6A16": "hub-int7", "hqq 4 axis 0": "hub-int4"}
 SLOW = {
     "W2A16": "hub-int2", "W3A16": "hub-int3", "W4A16": "hub-int4", "W4A16 of 32": "hub-int4", "W8A16": "hub-int8",
+    "W5A16": "hub-int5", "W6A16": "hub-int6", "W6A16 asymmetric": "hub-int6", "W7A16": "hub-int7",
     "W8A8": "int8_row", "FP8": "fp8", "FP8_DYNAMIC": "fp8", "FP8_BLOCK": "fp8", "NVFP4": "comfy:nvfp4",
     "NVFP4A16": "comfy:nvfp4", "MXFP4": "mxfp4",
     **{f"hqq {bits} axis {axis}": f"hub-int{bits}" for bits in (8, 3, 2) for axis in (1, 0)},
@@ -36,7 +37,7 @@ SLOW = {
     "auto-round awq": "hub-int4", "auto-round 2": "hub-int2", "auto-round 8": "hub-int8",
     "auto-round fp8 blocks": "fp8", "auto-round mxfp8": "mxfp8",
 }  # fmt: skip
-REFUSED = {"W5A16": "5-bit codes", "MXFP6A16": "compressed-tensors", "hqq 1 axis 1": "1-bit codes"}
+REFUSED = {"W1A16": "1-bit codes", "hqq 1 axis 1": "1-bit codes"}
 Get = Callable[[str], tuple[Path, dict[str, Any]]]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Keys in the details of packed weights; see `hub.Hub`.
 AXIS, ZERO = "axis", "zero"
-_PACKINGS = {2: "twos", 3: "threes", 4: "nibbles-low", 8: "uint8"}
+_PACKINGS = {2: "twos", 3: "threes", 4: "nibbles-low", 5: "fives", 6: "sixes", 7: "sevens", 8: "uint8"}
 
 
 def unit(bits: int) -> int:

@@ -9,6 +9,7 @@ A weight X [out, in] has, next to each other:
 * nvfp4-pack-quantized: X.weight_packed, uint8 [out, in / 2], the even column in the low half; X.weight_scale, E4M3
   [out, in / 16]; X.weight_global_scale, which divides.
 * mxfp4-pack-quantized: X.weight_packed, uint8 [out, in / 2], alike; X.weight_scale, bytes of E8M0 [out, in / 32].
+* mxfp6-pack-quantized: X.weight_packed, uint8 [out, in * 6 / 8], see `_hub_mxfp6`; X.weight_scale, alike.
 
 The bits are those of the config group whose targets have the layer's name or class.
 """
@@ -31,6 +32,7 @@ from ._hub_find import (
     DTYPE,
     GROUP_SIZE,
     MXFP4,
+    MXFP6,
     PACKING,
     float_dtype,
     lacking,
@@ -42,6 +44,7 @@ from ._hub_find import (
 
 METHODS = ("compressed-tensors",)
 _NVFP4 = "comfy:nvfp4"
+_READABLE = range(2, 9)
 _HINTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "weight_shape")
 _MORE = {"zero": "weight_zero_point", "order": "weight_g_idx", "shape": "weight_shape"}
 
@@ -72,8 +75,8 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
 def _is_codes(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], is_told: bool) -> bool:
     stem, _, last = key.rpartition(".")
     if last == "weight_packed" and len(info.shape) == 2:
-        is_float = f"{stem}.weight_global_scale" in tensors or _is_mxfp4(f"{stem}.weight_scale", info, tensors)
-        return info.dtype == "int32" or (info.dtype == "uint8" and is_float)
+        is_float = f"{stem}.weight_global_scale" in tensors or _bits_of_mx(f"{stem}.weight_scale", info, tensors)
+        return info.dtype == "int32" or (info.dtype == "uint8" and bool(is_float))
     return (
         is_told
         and last == "weight"
@@ -83,10 +86,12 @@ def _is_codes(key: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], is_
     )
 
 
-def _is_mxfp4(scale: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> bool:
-    rows, columns = codes.shape
-    one = tensors.get(scale)
-    return one is not None and one.dtype in ("uint8", "float8_e8m0fnu") and one.shape == (rows, columns // 16)
+def _bits_of_mx(scale: str, codes: TensorInfo, tensors: Mapping[str, TensorInfo]) -> int | None:
+    """Return the bits of MXFP4 or MXFP6, which has a byte as scale of 32 codes; None if it is neither."""
+    (rows, columns), one = codes.shape, tensors.get(scale)
+    if one is None or one.dtype not in ("uint8", "float8_e8m0fnu"):
+        return None
+    return next((bits for bits in (4, 6) if one.shape == (rows, columns // (32 * bits // 8))), None)
 
 
 def _groups(place: str, table: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
@@ -132,6 +137,11 @@ def _weight(
     keys |= {part: f"{stem}.{last}" for part, last in _MORE.items() if f"{stem}.{last}" in tensors}
     hints = tuple(key for key in (f"{stem}.{hint}" for hint in _HINTS) if key in tensors and key not in keys.values())
     if tensors[codes].dtype == "uint8" and f"{stem}.weight_global_scale" not in tensors:
+        if _bits_of_mx(scale, tensors[codes], tensors) == 6:
+            nbytes = tensors[codes].nbytes // 6 * 7 + 2 * tensors[scale].nbytes
+            words = "6-bit floats (MXFP6), powers of two as scales of 32"
+            details = {DTYPE: dtype, PACKING: MXFP6, BITS: 6}
+            return _found(name, "hub-int7", keys, hints, words, details, nbytes)
         keys, stored = {"blocks": codes, "scale": scale}, tensors[codes].shape
         words = "4-bit floats (MXFP4), powers of two as scales of 32"
         weight = _found(name, "mxfp4", keys, hints, words, {DTYPE: dtype, **MXFP4}, None)
@@ -139,7 +149,7 @@ def _weight(
     if tensors[codes].dtype == "uint8":
         keys = {"codes": codes, "scale": scale, "factor": f"{stem}.weight_global_scale"}
         words = "4-bit floats (NVFP4), scales of 16 in the order of the weight"
-        details: dict[str, Any] = {DTYPE: dtype, INVERSE: True}
+        details = {DTYPE: dtype, INVERSE: True}
         return _found(name, _NVFP4, keys, hints, words, details, None)
     settings = _settings_of(stem, groups)
     if settings.get("symmetric") is False and "zero" not in keys:
@@ -164,7 +174,7 @@ def _weight(
             '{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": '
             '{"num_bits": 4}}}}',
         )
-    require_readable(name, "compressed-tensors", bits)
+    require_readable(name, "compressed-tensors", bits, _READABLE)
     most = tensors[codes].shape[1] * 32 // bits  # columns; the last word may have room for more
     if type(size) is int and size > 0 and several > 1 and not most - 32 // bits < several * size <= most:
         raise unread(name, f"its {most} columns have {several} scales, but its config says groups of {size}")

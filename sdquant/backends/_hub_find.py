@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core import COMPUTE_DTYPES, PLAIN_ONLY, TensorInfo
@@ -19,6 +19,7 @@ BYTES = "bytes"  # a code in each byte, scales and zero points [rows, groups]
 NIBBLES = "nibbles"  # the even column in the low half, scales [groups, rows]; the zero point is added after scaling
 HIGH_FIRST = "high first"  # the even column in the high half, 8 added; the inverse of the scales, [rows * groups, 1]
 PAIRS = "pairs of rows"  # the even row in the low half, scales [rows, groups]
+MXFP6 = "mxfp6"  # 6-bit floats, which `_hub_mxfp6` unpacks
 READABLE = (2, 3, 4, 8)  # bits of codes that are read
 # Details of MXFP4. It becomes blocks of GGUF's scheme, but no GGUF file has it, nor the limits of a GGUF file's model.
 MXFP4: Mapping[str, Any] = {"type": "mxfp4", PLAIN_ONLY: True}
@@ -51,10 +52,11 @@ def unread(name: str, why: str) -> UnsupportedFileError:
     )
 
 
-def require_readable(name: str, title: str, bits: object) -> None:
+def require_readable(name: str, title: str, bits: object, readable: Sequence[int] = READABLE) -> None:
     """Raise UnsupportedFileError unless codes of so many bits are read."""
-    if bits not in READABLE:
-        raise unread(name, f"it has {bits!r:.20}-bit codes of {title}, and sdquant reads those of 2, 3, 4 and 8 bits")
+    if bits not in readable:
+        those = f"{', '.join(map(str, readable[:-1]))} and {readable[-1]}"
+        raise unread(name, f"it has {bits!r:.20}-bit codes of {title}, and sdquant reads those of {those} bits")
 
 
 def untold(name: str, why: str, *examples: str) -> UnsupportedFileError:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..core import Packed, PackedSpec, Unfit, dtype_name, registry
+from . import _hub_mxfp6
 from ._bnb_codec import bad, require, scales
 from ._comfy_codec import dtype_of
 from ._hub_codes import AXIS, ZERO, integers, packed, unit
@@ -20,6 +21,7 @@ from ._hub_find import (
     GPTQ,
     HIGH_FIRST,
     HQQ,
+    MXFP6,
     NIBBLES,
     OFFSET,
     PACKING,
@@ -271,6 +273,6 @@ def _hqq_codes(key: str, codes: Tensor, bits: int, count: int) -> Tensor:
 
 
 _READERS: Mapping[str, Callable[[PrequantizedWeight, int, Size | None, Get], Unpacked]] = {
-    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, HQQ: _hqq,
+    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, HQQ: _hqq, MXFP6: _hub_mxfp6.unpack,
     **dict.fromkeys((BYTES, NIBBLES, HIGH_FIRST, PAIRS), unpack),
 }  # fmt: skip

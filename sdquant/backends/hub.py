@@ -50,7 +50,7 @@ class Hub(Backend):
     name: ClassVar[str] = "hub"
     title: ClassVar[str] = "torchao, GPTQ, AWQ and others"
     requires: ClassVar[Requirement | None] = None
-    schemes: ClassVar[tuple[Scheme, ...]] = tuple(_scheme(bits) for bits in (2, 3, 4, 8))
+    schemes: ClassVar[tuple[Scheme, ...]] = tuple(_scheme(bits) for bits in range(2, 9))
 
     def layout(self, spec: QuantSpec, shape: tuple[int, ...], dtype: str) -> dict[str, TensorSpec]:
         raise Unfit("sdquant reads it from files, and does not make it")

@@ -243,6 +243,7 @@ def contradictions(
                 f"{', '.join(sorted(found))}, and are read as such"
             )
     bits = {registry.scheme(name).bits for name in found - {_ANY_BITS}}
+    bits |= {row.details["bits"] for row in quantized.values() if "bits" in row.details}  # of the file, not in memory
     for place, table in tables(configs, metadata) if _ANY_BITS not in found else ():
         for words in disagreements(table, bits):
             yield f"{place} {words}; its weights are in {', '.join(sorted(found))}, and are read as such"
