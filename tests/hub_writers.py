@@ -187,6 +187,8 @@ WAYS: dict[str, Way] = {
     "auto-round gptq": auto_round("auto_round:auto_gptq", False),
     "auto-round awq": auto_round("auto_round:auto_awq", False),
     "auto-round 2": auto_round("auto_round:auto_gptq", True, 2), "auto-round 8": auto_round("auto_round", True, 8),
+    "auto-round 5": auto_round("auto_round", False, 5), "auto-round 6": auto_round("auto_round:auto_gptq", True, 6),
+    "auto-round 7": auto_round("auto_round", True, 7),
     "auto-round fp8 blocks": auto_round_blocks, "auto-round mxfp8": auto_round_mx,
 }  # fmt: skip
 

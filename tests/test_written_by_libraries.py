@@ -35,6 +35,7 @@ SLOW = {
     "hqq 4 axis 1": "hub-int4",
     "auto-round": "hub-int4", "auto-round asymmetric": "hub-int4", "auto-round gptq": "hub-int4",
     "auto-round awq": "hub-int4", "auto-round 2": "hub-int2", "auto-round 8": "hub-int8",
+    "auto-round 5": "hub-int5", "auto-round 6": "hub-int6", "auto-round 7": "hub-int7",
     "auto-round fp8 blocks": "fp8", "auto-round mxfp8": "mxfp8",
 }  # fmt: skip
 REFUSED = {"W1A16": "1-bit codes", "hqq 1 axis 1": "1-bit codes"}

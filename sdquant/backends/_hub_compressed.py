@@ -26,6 +26,7 @@ from ..errors import BadFileError
 from ..utils.quick_patterns import quick
 from ._comfy_find import INVERSE
 from ._hub_find import (
+    BIT_STREAMS,
     BITS,
     BYTES,
     COMPRESSED,
@@ -44,7 +45,6 @@ from ._hub_find import (
 
 METHODS = ("compressed-tensors",)
 _NVFP4 = "comfy:nvfp4"
-_READABLE = range(2, 9)
 _HINTS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "weight_shape")
 _MORE = {"zero": "weight_zero_point", "order": "weight_g_idx", "shape": "weight_shape"}
 
@@ -174,7 +174,7 @@ def _weight(
             '{"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": '
             '{"num_bits": 4}}}}',
         )
-    require_readable(name, "compressed-tensors", bits, _READABLE)
+    require_readable(name, "compressed-tensors", bits, BIT_STREAMS)
     most = tensors[codes].shape[1] * 32 // bits  # columns; the last word may have room for more
     if type(size) is int and size > 0 and several > 1 and not most - 32 // bits < several * size <= most:
         raise unread(name, f"its {most} columns have {several} scales, but its config says groups of {size}")

@@ -21,6 +21,7 @@ HIGH_FIRST = "high first"  # the even column in the high half, 8 added; the inve
 PAIRS = "pairs of rows"  # the even row in the low half, scales [rows, groups]
 MXFP6 = "mxfp6"  # 6-bit floats, which `_hub_mxfp6` unpacks
 READABLE = (2, 3, 4, 8)  # bits of codes that are read
+BIT_STREAMS = range(2, 9)  # the same where codes lie one after another, across words
 # Details of MXFP4. It becomes blocks of GGUF's scheme, but no GGUF file has it, nor the limits of a GGUF file's model.
 MXFP4: Mapping[str, Any] = {"type": "mxfp4", PLAIN_ONLY: True}
 

@@ -7,7 +7,7 @@ A weight X [out, in] of b bits has, next to each other:
 * AWQ ("gemm"): X.qweight, int32 [in, out / 8], the columns of a word in an order of its own; X.qzeros alike; X.scales.
 
 GPTQ's first version stores zero points less one, its second ("gptq_v2") and AutoRound's own format store them as they
-are. No tensor tells which: the config does.
+are. No tensor tells which: the config does. Codes of 5, 6 and 7 bits are AutoRound's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from ..core import PrequantizedWeight, TensorInfo
 from ._hub_find import (
     AWQ,
+    BIT_STREAMS,
     DTYPE,
     GPTQ,
     OFFSET,
@@ -74,7 +75,7 @@ def _weight(
     elif groups * out and codes[1] == out and len(zero) == 2 and zero[0] == groups and zero[1] * 32 % out == 0:
         bits = zero[1] * 32 // out
         columns = codes[0] * 32 // max(bits, 1)
-        require_readable(name, "GPTQ", bits)
+        require_readable(name, "GPTQ", bits, BIT_STREAMS)
         words, offset, symmetric = _gptq(name, settings)
         details |= {PACKING: GPTQ, OFFSET: offset} | ({SYMMETRIC: True} if symmetric else {})
     else:
