@@ -182,7 +182,7 @@ WAYS: dict[str, Way] = {
     )},
     "W4A16 of 32": compressed("W4A16", group_size=32), "W6A16 asymmetric": compressed("W6A16", symmetric=False),
     "W1A16": compressed("W4A16", num_bits=1),
-    **{f"hqq {bits} axis {axis}": hqq(bits, axis) for bits in (8, 4, 3, 2, 1) for axis in (1, 0)},
+    **{f"hqq {bits} axis {axis}": hqq(bits, axis) for bits in (8, 6, 5, 4, 3, 2, 1) for axis in (1, 0)},
     "auto-round": auto_round("auto_round", True), "auto-round asymmetric": auto_round("auto_round", False),
     "auto-round gptq": auto_round("auto_round:auto_gptq", False),
     "auto-round awq": auto_round("auto_round:auto_awq", False),

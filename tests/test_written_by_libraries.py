@@ -31,7 +31,7 @@ SLOW = {
     "W5A16": "hub-int5", "W6A16": "hub-int6", "W6A16 asymmetric": "hub-int6", "W7A16": "hub-int7",
     "W8A8": "int8_row", "FP8": "fp8", "FP8_DYNAMIC": "fp8", "FP8_BLOCK": "fp8", "NVFP4": "comfy:nvfp4",
     "NVFP4A16": "comfy:nvfp4", "MXFP4": "mxfp4",
-    **{f"hqq {bits} axis {axis}": f"hub-int{bits}" for bits in (8, 3, 2) for axis in (1, 0)},
+    **{f"hqq {bits} axis {axis}": f"hub-int{bits}" for bits in (8, 6, 5, 3, 2) for axis in (1, 0)},
     "hqq 4 axis 1": "hub-int4",
     "auto-round": "hub-int4", "auto-round asymmetric": "hub-int4", "auto-round gptq": "hub-int4",
     "auto-round awq": "hub-int4", "auto-round 2": "hub-int2", "auto-round 8": "hub-int8",

@@ -2,7 +2,7 @@
 
 A weight X [out, in] of b bits is a matrix of groups, [groups, size] (axis 1) or [size, groups] (axis 0), flat the same.
 X.W_q has its codes, several rows of the matrix in one: uint8, or int32 for 3 bits, ten in a number. X.scale and X.zero
-are floats [groups, 1] or [1, groups]. X.nbits, X.shape and others describe it.
+are floats [groups, 1] or [1, groups]. X.nbits, X.shape and others describe it. Codes of 5 and 6 bits have a byte each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..core import PrequantizedWeight, TensorInfo
 from ._hub_find import BITS, DTYPE, HQQ, PACKING, float_dtype, lacking, require_readable, told, untold
 
 METHODS = ("hqq",)
+IN_BYTES = (5, 6)  # bits of codes that files have in bytes
 # The tensors that describe a weight: those that are read, by the part that they are here; and the others.
 CHECKED = {
     "nbits": "nbits", "axis": "axis", "shape": "shape", "floats": "view_as_float", "scales": "quant_scale",
@@ -60,13 +61,15 @@ def _weight(stem: str, tensors: Mapping[str, TensorInfo], table: Mapping[str, An
     codes, scale = tensors[keys["codes"]], tensors[keys["scale"]]
     axis = 0 if scale.shape[:1] == (1,) and scale.shape[-1] > 1 else 1
     bits = _bits(codes, scale.shape[0]) if axis else _said(stem, table)
+    if bits == 8 and (said := _said(stem, table)) in IN_BYTES:
+        bits = said
     if bits is None:
         raise untold(
             name,
             "it is HQQ's, and nothing tells the bits of its codes",
             '{"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}',
         )
-    require_readable(name, "HQQ", bits)
+    require_readable(name, "HQQ", bits, (2, 3, 4, *IN_BYTES, 8))
     count = codes.shape[0] * (10 if codes.dtype == "int32" else 8 // bits) * codes.shape[-1]
     groups = f"groups of {count // max(1, *scale.shape)} along axis {axis}"
     return PrequantizedWeight(

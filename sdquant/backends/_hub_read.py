@@ -29,6 +29,7 @@ from ._hub_find import (
     SYMMETRIC,
     unread,
 )
+from ._hub_hqq import IN_BYTES
 from ._hub_signed import unpack
 from ._hub_unpacked import Get, Size, Unpacked
 
@@ -232,7 +233,7 @@ def _hqq(weight: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> 
     flags = [part for part in ("floats", "scales", "zeros") if part in weight.keys and get(weight.keys[part]).any()]
     if flags:
         raise unread(weight.name, f"it is HQQ's with {weight.keys[flags[0]]!r}, which sdquant does not read")
-    if facts.get("nbits", bits) != bits:
+    if facts.get("nbits", bits) not in (bits, *(IN_BYTES if bits == 8 else ())):
         raise bad(weight.keys["nbits"], f"it says {facts['nbits']} bits, but other tensors or the config say {bits}")
     dims = tuple(facts.get("shape", size or ()))
     if "shape" in facts and len(dims) != 2:
@@ -265,9 +266,11 @@ def _hqq(weight: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> 
 def _hqq_codes(key: str, codes: Tensor, bits: int, count: int) -> Tensor:
     """Unpack the first `count` rows of a matrix whose rows are spread over the numbers of `codes`, the first rows in
     the high bits: uint8 [count, columns]."""
-    each, width = (10, 30) if bits == 3 else (8 // bits, 8)
+    each, width = (10, 30) if bits == 3 else (1, bits) if bits in IN_BYTES else (8 // bits, 8)
     if codes.dtype != (torch.int32 if bits == 3 else torch.uint8) or codes.ndim != 2:
         raise bad(key, f"it is {dtype_name(codes.dtype)} {list(codes.shape)}, which no codes of {bits} bits are")
+    if bits in IN_BYTES and bool((codes >> bits).any()):
+        raise bad(key, f"it has codes of more than the {bits} bits that its config says")
     planes = [codes >> width - bits * (place + 1) & (1 << bits) - 1 for place in range(each)]
     return torch.cat(planes)[:count].to(torch.uint8)
 
