@@ -61,8 +61,8 @@ def _weight(stem: str, tensors: Mapping[str, TensorInfo], table: Mapping[str, An
     codes, scale = tensors[keys["codes"]], tensors[keys["scale"]]
     axis = 0 if scale.shape[:1] == (1,) and scale.shape[-1] > 1 else 1
     bits = _bits(codes, scale.shape[0]) if axis else _said(stem, table)
-    if bits == 8 and (said := _said(stem, table)) in IN_BYTES:
-        bits = said
+    if bits == 8 and (declared := _said(stem, table)) in IN_BYTES:
+        bits = declared
     if bits is None:
         raise untold(
             name,

@@ -24,7 +24,7 @@ BITS, MIDDLE = 7, 64  # of the integers, and what is added to them
 _GROUP = 32
 
 
-def unpack(weight: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> Unpacked:
+def read_mxfp6(weight: PrequantizedWeight, bits: int, size: Size | None, get: Get) -> Unpacked:
     """Read a weight X: X.weight_packed, uint8 [out, in * 6 / 8], four codes in three bytes from the low bits on;
     X.weight_scale, E8M0 [out, in / 32].
 

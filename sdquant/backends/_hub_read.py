@@ -276,6 +276,6 @@ def _hqq_codes(key: str, codes: Tensor, bits: int, count: int) -> Tensor:
 
 
 _READERS: Mapping[str, Callable[[PrequantizedWeight, int, Size | None, Get], Unpacked]] = {
-    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, HQQ: _hqq, MXFP6: _hub_mxfp6.unpack,
+    GPTQ: _gptq, AWQ: _awq, COMPRESSED: _compressed, HQQ: _hqq, MXFP6: _hub_mxfp6.read_mxfp6,
     **dict.fromkeys((BYTES, NIBBLES, HIGH_FIRST, PAIRS), unpack),
 }  # fmt: skip
