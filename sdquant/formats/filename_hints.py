@@ -19,7 +19,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"nvfp4(?=.*\.gguf$)", "nvfp4"),
     (_MARK + r"(?:(?P<b>b)f|fp?)(?P<bits>16|32)" + _END + r".*\.gguf$", "<float>"),
     (r"sdnq[-_ ]?(?P<code>u?int\d|fp8|other)", "<sdnq>"),
-    (r"hub[-_ ]?int(?P<bits>[2348])", "<hub>"),
+    (r"hub[-_ ]?int(?P<bits>[2-8])", "<hub>"),
     (r"bnb[-_ ]?int8", "bnb-int8"),
     (r"nf4", "nf4"),
     (r"qint8", "qint8"),

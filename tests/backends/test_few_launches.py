@@ -39,7 +39,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]
     ),
     **{
         f"hub of {bits} bits": (f"hub-int{bits}", {}, {"codes": ("uint8", (ROWS, COLUMNS * bits // 8)), **_HUB})
-        for bits in (2, 3, 4, 8)
+        for bits in range(2, 9)
     },
     "hqq across rows": (
         "hub-int4",

@@ -37,7 +37,7 @@ def packed(bits: int, shape: tuple[int, int], group: int, shifted: bool) -> Pack
     return Packed(spec=spec, parts=parts)
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", range(2, 9))
 def test_the_numbers_are_torchs(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[bool] = []
 

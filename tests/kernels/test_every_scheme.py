@@ -44,7 +44,7 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]
     "awq_w4a16": ("awq_w4a16", {"group_size": 64}, {"codes": ("uint8", (OUTPUTS, INPUTS // 2)), **_AWQ}),
     **{
         f"hub-int{bits}": (f"hub-int{bits}", {}, {"codes": ("uint8", (OUTPUTS, INPUTS * bits // 8)), **_HUB})
-        for bits in (2, 3, 4, 8)
+        for bits in range(2, 9)
     },
     "gptq with an order": (
         "hub-int4",
