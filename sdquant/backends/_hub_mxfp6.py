@@ -42,7 +42,7 @@ def read_mxfp6(weight: PrequantizedWeight, bits: int, size: Size | None, get: Ge
     if bool((exponents == 255).any()):
         raise bad(key, "a scale is not a number")
     values = _table().to(codes.device)[integers(codes, 6).int()]
-    return Unpacked(codes=packed(values, BITS), scale=torch.exp2(exponents.float() - (127 + 3)).bfloat16())
+    return Unpacked(codes=packed(values, BITS), scale=torch.exp2(exponents.double() - (127 + 3)).bfloat16())
 
 
 @cache
