@@ -32,7 +32,7 @@ from .comfy_layers import GOLDEN
 from .test_modelopt import KINDS as MODELOPT_KINDS
 from .test_modelopt import METHOD
 
-DAILY = ("fp8 blocks", "ct w4a16 asymmetric", "ct w8a8", "ct nvfp4", "gptq shuffled", "awq", "hqq")
+DAILY = ("fp8 blocks", "ct mxfp6", "ct w4a16 asymmetric", "ct w8a8", "ct nvfp4", "gptq shuffled", "awq", "hqq")
 # The library computes the golden weight in the dtype of its scales.
 ROUNDED = {
     "ct_w4a16_g32_sym": "bfloat16", "ct_w8a16_channel": "bfloat16", "ct_nvfp4": "bfloat16", "ct_fp8_tensor": "float32",

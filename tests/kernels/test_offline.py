@@ -51,7 +51,9 @@ def faults(of: Configuration, target: Target) -> Iterator[str]:
     allowed, found = limit(of, target), instructions(of, code, target)
     if allowed is not None and found > allowed:
         yield f"{of.title}: {found:.1f} instructions for a number, and {allowed} were enough"
-    if code.matrices != bool(MATRICES.match(of.kernel)):
+    is_needed = bool(MATRICES.match(of.kernel))
+    # AMD's multiply float32, too, and as exactly as other instructions.
+    if code.matrices != is_needed and (is_needed or not target.is_amd):
         yield f"{of.title}: {'no ' if not code.matrices else ''}tensor cores are used"
 
 
