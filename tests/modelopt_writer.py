@@ -103,11 +103,11 @@ def floats_of(model: Any) -> dict[str, Tensor]:
     return result
 
 
-def export(model: Any, preset: str, target: Path, **options: Any) -> dict[str, Tensor]:
+def export(model: Any, preset: str, target: Path, late: bool = False, **options: Any) -> dict[str, Tensor]:
     """The unified export: what NVIDIA's checkpoints on the hub are."""
     import modelopt.torch.export as mte
 
-    quantize(model, preset)
+    quantize(model, preset, late)
     mte.export_hf_checkpoint(model, export_dir=target, **options)
     return floats_of(model)
 
@@ -126,15 +126,20 @@ def compress(model: Any, preset: str, target: Path) -> dict[str, Tensor]:
     for name, layer in layers.items():
         if layer.weight.element_size() == 1:
             smooth = getattr(layer.input_quantizer, "_pre_quant_scale", None)
-            values = layer.weight_quantizer(layer.weight).float()
+            values, low = layer.weight_quantizer(layer.weight).float(), layer.weight_quantizer
+            if hasattr(low, "_svdquant_lora_b"):
+                values = values + low._svdquant_lora_b.float() @ low._svdquant_lora_a.float()
             result[f"{name}.weight"] = values if smooth is None else values * smooth.float()
     return result
 
 
-def quantize(model: Any, preset: str) -> None:
+def quantize(model: Any, preset: str, late: bool = False) -> None:
+    """Quantize a model but for some layers. late: these are left out only after the calibration."""
     import modelopt.torch.quantization as mtq
 
     config = copy.deepcopy(getattr(mtq, preset))
+    names = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and FLOAT.match(name)]
+    config["quant_cfg"] += [{"quantizer_name": f"*{name}.*", "enable": False} for name in names if not late]
     mtq.quantize(model, config, None if preset.startswith("MX") else run)
     mtq.disable_quantizer(model, lambda name: bool(FLOAT.match(name)))
 

@@ -33,13 +33,14 @@ TRANSFORMER = {
     "compress FP8_DEFAULT": "fp8", "compress INT8_DEFAULT": "int8_row", "compress INT4_AWQ": "hub-int4",
     "compress NVFP4_DEFAULT": "comfy:nvfp4", "compress MXFP8_DEFAULT": "mxfp8", "compress MXFP4_DEFAULT": "mxfp4",
     "compress FP8_2D_BLOCKWISE_WEIGHT_ONLY": "fp8",
+    "export NVFP4_SVDQUANT_DEFAULT": "svdquant_nvfp4", "compress NVFP4_SVDQUANT_DEFAULT": "svdquant_nvfp4",
 }  # fmt: skip
 ENCODER = {
     "export FP8_DEFAULT": "fp8", "export NVFP4_DEFAULT": "comfy:nvfp4", "export INT8_SMOOTHQUANT": "hub-int8",
     "export INT4_BLOCKWISE_WEIGHT_ONLY": "hub-int4",
 }  # fmt: skip
 REFUSED = {
-    "export NVFP4_SVDQUANT_DEFAULT": "low-rank branch", "compress NVFP4_SVDQUANT_DEFAULT": "low-rank branch",
+    "export NVFP4_SVDQUANT_DEFAULT late": "was left unquantized", "export NVFP4_AWQ_LITE late": "was left unquantized",
     "export W4A8_NVFP4_FP8": "a scale for 32", "compress W4A8_NVFP4_FP8": "scales of 32",
 }  # fmt: skip
 Get = Callable[[str, str], Path]
@@ -74,7 +75,7 @@ def test_weights(part: str, way: str, scheme: str, written: Get) -> None:
     assert seen.quant == scheme and sdquant.verify(folder).quant == scheme
     mine = dict(sdquant.dequantize(folder))
     for name, want in load_file(f"{folder}.safetensors").items():
-        if way.startswith("export"):
+        if way.startswith("export") and "SVD" not in way:  # whose factors have 16 bits here
             assert torch.equal(mine[name], want), name
         else:
             assert (mine[name] - want).norm() <= 3e-3 * want.norm(), name

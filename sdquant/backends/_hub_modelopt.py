@@ -8,8 +8,8 @@ ModelOpt writes weights in two ways:
 * the unified export: X.weight, X.weight_scale and perhaps X.pre_quant_scale; 4-bit integers have two rows in a byte.
   Nothing in the tensors names ModelOpt, so a config or the metadata has to.
 
-Both write MXFP4 and MXFP8 with a byte of E8M0 for 32 weights. A low-rank branch beside the codes (its SVDQuant) is not
-read: without it the codes are another weight.
+Both write MXFP4 and MXFP8 with a byte of E8M0 for 32 weights. NVFP4 may have a low-rank branch beside it (SVDQuant):
+A [rank, in] and B [out, rank], of a weight (value + B A) * pre_quant_scale.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..core import PrequantizedWeight, TensorInfo, leaf
+from ..core import COMPUTE_DTYPES, PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
 from ._hub_find import BYTES, DTYPE, GROUP_SIZE, HIGH_FIRST, MXFP4, PACKING, PAIRS, float_dtype, told, unread
+from ._nunchaku_find import NVFP4
 
 SCALE = "weight_quantizer._scale"
 _DOUBLE, _COLUMNS = "weight_quantizer._double_scale", "input_quantizer._pre_quant_scale"
 OF_QUANTIZER = re.compile(r"(.*\.)?\w*quantizer\._\w+")
-_BRANCHES = ("svdquant_lora_a", "weight_quantizer._svdquant_lora_a")
+_BRANCH = {"down": "weight_quantizer._svdquant_lora_a", "up": "weight_quantizer._svdquant_lora_b"}
+_OF_BRANCH = (*_BRANCH.values(), "svdquant_lora_a", "svdquant_lora_b")
 _BLOCK = 32  # weights of a scale of MXFP4 and MXFP8
 
 
@@ -35,18 +37,36 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     """See `Backend.find`. `config` may contain "methods", the places that name a method, and the methods.
 
     Raises:
-        UnsupportedFileError: codes or scales that ModelOpt is not known to write, or a low-rank branch.
+        UnsupportedFileError: codes or scales that ModelOpt is not known to write, a low-rank branch beside others than
+            NVFP4, or a float weight that was smoothed.
     """
     declared = config.get("comfy") or {}
     names = [name for name in tensors if name.rpartition(".")[2] == "weight" and name not in declared]
-    branch = next((leaf(name, key) for name in names for key in _BRANCHES if leaf(name, key) in tensors), None)
-    if branch is not None:
-        raise unread(branch, "it is of a low-rank branch beside 4-bit codes (SVDQuant by NVIDIA ModelOpt)")
+    _refuse_smoothed_floats(names, tensors)
     weights = [_compressed(name, tensors) for name in names if leaf(name, SCALE) in tensors]
     if any(method.lower() == "modelopt" for _, method in config.get("methods", ())):
         weights += [one for one in (_exported(name, tensors) for name in names) if one is not None]
+    others = {one.name for one in weights if one.scheme != NVFP4}
+    for name in names:
+        branch = next((leaf(name, word) for word in _OF_BRANCH if leaf(name, word) in tensors), None)
+        if branch is not None and (name in others or tensors[name].dtype != "uint8"):
+            raise unread(branch, "it is of a low-rank branch beside codes that are not NVFP4 (SVDQuant by ModelOpt)")
     _check_groups(weights, config)
     return _with_ranges(weights, tensors)
+
+
+def _refuse_smoothed_floats(names: list[str], tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise UnsupportedFileError for a layer that was taken out of the quantization after its calibration: its inputs
+    are multiplied all the same, and its branch belongs to it, so that its weight alone is another one."""
+    for name in names:
+        beside = (leaf(name, word) for word in ("pre_quant_scale", _COLUMNS, *_OF_BRANCH))
+        key = next((key for key in beside if key in tensors), None)
+        if key is not None and tensors[name].dtype in COMPUTE_DTYPES:
+            raise unread(
+                name,
+                f"it is a float weight, but {key!r} beside it shows that NVIDIA ModelOpt changed it before its layer "
+                "was left unquantized",
+            )
 
 
 def _check_groups(weights: list[PrequantizedWeight], config: Mapping[str, Any]) -> None:
@@ -93,6 +113,9 @@ def _compressed(name: str, tensors: Mapping[str, TensorInfo]) -> PrequantizedWei
         if math.prod(scale.shape) * _BLOCK == math.prod(info.shape) * 2:
             raise _strange(name, f"4-bit floats with scales of {_BLOCK}")
         keys["factor"] = leaf(name, _DOUBLE)
+        keys |= {part: leaf(name, word) for part, word in _BRANCH.items() if leaf(name, word) in tensors}
+        if keys.keys() & _BRANCH:
+            return _row(name, NVFP4, keys, "NVFP4 and a low-rank branch (SVDQuant), compressed")
         return _row(name, "comfy:nvfp4", keys, "NVFP4, compressed")
     if info.dtype == "uint8":
         groups, columns_of = math.prod(tensors[keys["scale"]].shape), 2 * (info.shape or (0,))[-1]

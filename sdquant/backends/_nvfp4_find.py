@@ -1,7 +1,8 @@
 """NVFP4 in the order of ModelOpt and of Black Forest Labs, in a file's header. Imports no torch.
 
 A weight X has X.weight, uint8 [out, in / 2], with the even column in the low half of a byte; X.weight_scale, E4M3
-[out, in / 16]; X.weight_scale_2, one float32; perhaps X.input_scale, for activations, and X.pre_quant_scale.
+[out, in / 16]; X.weight_scale_2, one float32; perhaps X.input_scale, for activations, and X.pre_quant_scale; with
+ModelOpt's SVDQuant X.svdquant_lora_a [rank, in] and X.svdquant_lora_b [out, rank].
 
 ComfyUI's order has the same tensors, with the halves exchanged and scales in tiles of 128 x 4. Its files say so, and
 are found by that (`_comfy_find`). ModelOpt's export for ComfyUI may leave the halves and order the scales in tiles.
@@ -19,6 +20,7 @@ from ..core import PrequantizedWeight, TensorInfo, leaf
 from ..errors import BadFileError, UnsupportedFileError
 from ._comfy_find import LOW_FIRST, TILED
 from ._hub_find import unread
+from ._nunchaku_find import NVFP4, ORDER
 
 _METHODS = ("bfl", "modelopt")  # what configs call those who write this order
 # Where ModelOpt names itself only in files that its export has changed for ComfyUI, perhaps to scales in tiles.
@@ -26,7 +28,8 @@ _CHANGED = ("its metadata", "modelopt")
 _SCHEME = "comfy:nvfp4"
 COMFYUI = "comfyui"  # the quant_method of a config that says that weights are in one of ComfyUI's formats
 _SWIZZLE = "enable_swizzle_layout"
-_PARTS = {"scale": "weight_scale", "factor": "weight_scale_2", "columns": "pre_quant_scale"}
+_BRANCH = {"down": "svdquant_lora_a", "up": "svdquant_lora_b"}
+_PARTS = {"scale": "weight_scale", "factor": "weight_scale_2", "columns": "pre_quant_scale", **_BRANCH}
 
 
 def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[PrequantizedWeight]:
@@ -47,6 +50,19 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     evidence = f"NVFP4 of ModelOpt or Black Forest Labs, scales of 16 {order}, {reason}"
     details = {TILED: True, LOW_FIRST: True} if tiled else {}
     return [_weight(name, tensors, evidence, details) for name in names]
+
+
+def has_branch(found: PrequantizedWeight) -> bool:
+    """Return whether a weight that was found in a header is NVFP4 with ModelOpt's low-rank branch."""
+    return found.scheme == NVFP4 and "factor" in found.keys and ORDER not in found.details
+
+
+def missing(found: PrequantizedWeight) -> str | None:
+    """See `Backend.missing`, of those that `has_branch`."""
+    if "scale" not in found.keys:
+        return leaf(found.name, _PARTS["scale"])
+    one, other = (found.keys.get(part) for part in _BRANCH)
+    return f"{one[:-1]}b" if one and not other else f"{other[:-1]}a" if other and not one else None
 
 
 def swizzle_told(table: Mapping[str, Any]) -> bool | None:
@@ -130,12 +146,12 @@ def _weight(
     name: str, tensors: Mapping[str, TensorInfo], evidence: str, details: Mapping[str, Any]
 ) -> PrequantizedWeight:
     keys = {"codes": name} | {part: leaf(name, word) for part, word in _PARTS.items() if leaf(name, word) in tensors}
-    hint = leaf(name, "input_scale")
+    hint, has_branch = leaf(name, "input_scale"), bool(keys.keys() & _BRANCH)
     return PrequantizedWeight(
         name=name,
-        scheme=_SCHEME,
+        scheme=NVFP4 if has_branch else _SCHEME,
         keys=keys,
         extra=(hint,) if hint in tensors else (),
-        evidence=evidence,
+        evidence=f"{evidence}, and a low-rank branch (SVDQuant)" if has_branch else evidence,
         details=details,
     )

@@ -188,6 +188,8 @@ class Comfy(Backend):
         ]  # fmt: skip
 
     def missing(self, found: PrequantizedWeight) -> str | None:
+        if _nvfp4_find.has_branch(found):
+            return _nvfp4_find.missing(found)
         if _nunchaku_find.ORDER in found.details or found.scheme == _nunchaku_find.NVFP4:
             return _nunchaku_find.missing(found)
         return _comfy_find.missing(found)

@@ -201,7 +201,7 @@ class _Contents:
             require_sound(entry, packed)
             self.shapes[entry.name] = packed.spec.shape
             for part, tensor in packed.parts.items():
-                self._finite(entry.keys[part], tensor)
+                self._finite(entry.keys.get(part, entry.name), tensor)
             weight = packed.spec.scheme.codec.decode(packed, torch.float32)
         except BadFileError as error:
             why = f"{error.inner}: {error.why}"

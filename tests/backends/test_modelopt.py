@@ -221,7 +221,8 @@ BROKEN: dict[str, tuple[str, type[Exception], str, dict[str, Tensor]]] = {
         "int4 awq", BadFileError, "64 columns", {"input_quantizer._pre_quant_scale": torch.ones(32)},
     ),
     "smoothed fp8": ("fp8", UnsupportedFileError, "smoothed", {"input_quantizer._pre_quant_scale": torch.ones(64)}),
-    "a branch": ("nvfp4", UnsupportedFileError, "branch", {"weight_quantizer._svdquant_lora_a": torch.ones(4, 64)}),
+    "half a branch": ("nvfp4", BadFileError, "lora_b", {"weight_quantizer._svdquant_lora_a": torch.ones(4, 64)}),
+    "a branch": ("int8", UnsupportedFileError, "branch", {"weight_quantizer._svdquant_lora_a": torch.ones(4, 64)}),
     "an exported branch": ("exported int8", UnsupportedFileError, "branch", {"svdquant_lora_a": torch.ones(4, 64)}),
     "scales of 32": (
         "nvfp4", UnsupportedFileError, "scales of 32",
