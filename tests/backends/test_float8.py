@@ -101,7 +101,7 @@ def test_groups_of_columns_in_three_dimensions() -> None:
     assert torch.equal(BACKEND.decode(packed, torch.float32), value)
 
 
-@pytest.mark.parametrize("grid", [(2, 1), (8, 4), (256, 4), (256, 1), (1, 1)])
+@pytest.mark.parametrize("grid", [(2, 1), (8, 4), (256, 2), (256, 1), (1, 1)])  # (256, 4) is MXFP8
 def test_scales_that_are_exponents(grid: tuple[int, int]) -> None:
     codes = _weight((256, 128)).to(torch.float8_e4m3fn)
     scale = torch.arange(100, 100 + grid[0] * grid[1]).remainder(150).add(50).to(torch.uint8).view(grid)
