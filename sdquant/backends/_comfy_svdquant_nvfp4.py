@@ -107,20 +107,20 @@ class SvdQuantNvfp4(SvdQuant):
         return Packed(spec=spec, parts={"codes": codes, **{part: tensor for part, (_, tensor) in tensors.items()}})
 
     def _of_modelopt(
-        self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]
+        self, weight: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]
     ) -> Packed:
         """Read (value + B A) * columns, of which A is the part `down` in the file, [rank, in], and B the part `up`. The
         factors here have 16 bits, as in Nunchaku's files: kernels read no others."""
-        keys = {part: key for part, key in found.keys.items() if part not in _BRANCH}
-        residual = self._residual.read(replace(found, keys=keys), shape, get)
-        (down_key, down), (up_key, up) = (require(found, part, get) for part in ("down", "up"))
+        keys = {part: key for part, key in weight.keys.items() if part not in _BRANCH}
+        residual = self._residual.read(replace(weight, keys=keys), shape, get)
+        (down_key, down), (up_key, up) = (require(weight, part, get) for part in ("down", "up"))
         down, up = (scales(key, tensor) for key, tensor in ((down_key, down), (up_key, up)))
         (rows, inputs), rank = residual.spec.shape, len(down)
         if tuple(down.shape) != (rank, inputs) or tuple(up.shape) != (rows, rank):
             raise bad(up_key, f"{list(up.shape)} and {list(down.shape)} are no branch of a weight of {[rows, inputs]}")
         columns = residual.parts.get("columns", torch.ones(inputs, dtype=torch.float32, device=down.device))
         if not bool((columns > 0).all()):
-            raise bad(found.keys["columns"], "a factor for smoothing is not positive")
+            raise bad(weight.keys["columns"], "a factor for smoothing is not positive")
         dtype = torch.float16 if get(down_key).dtype is torch.float16 else torch.bfloat16
         parts = {
             "codes": residual.parts["codes"], "scale": residual.parts["scale"],

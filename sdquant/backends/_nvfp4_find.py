@@ -52,16 +52,16 @@ def find(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> list[P
     return [_weight(name, tensors, evidence, details) for name in names]
 
 
-def has_branch(found: PrequantizedWeight) -> bool:
+def has_branch(weight: PrequantizedWeight) -> bool:
     """Return whether a weight that was found in a header is NVFP4 with ModelOpt's low-rank branch."""
-    return found.scheme == NVFP4 and "factor" in found.keys and ORDER not in found.details
+    return weight.scheme == NVFP4 and "factor" in weight.keys and ORDER not in weight.details
 
 
-def missing(found: PrequantizedWeight) -> str | None:
+def missing(weight: PrequantizedWeight) -> str | None:
     """See `Backend.missing`, of those that `has_branch`."""
-    if "scale" not in found.keys:
-        return leaf(found.name, _PARTS["scale"])
-    one, other = (found.keys.get(part) for part in _BRANCH)
+    if "scale" not in weight.keys:
+        return leaf(weight.name, _PARTS["scale"])
+    one, other = (weight.keys.get(part) for part in _BRANCH)
     return f"{one[:-1]}b" if one and not other else f"{other[:-1]}a" if other and not one else None
 
 
