@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core import FACTOR, LowRank, Packed, PackedLayout, PackedSpec, TensorSpec, dtype_name, registry
 from ..utils.tensors import divided
+from . import _nvfp4_find
 from ._bnb_codec import bad, require, scales
 from ._chunks import by_rows, row_chunks
 from ._comfy_codec import dtype_of
@@ -73,7 +74,7 @@ class SvdQuantNvfp4(SvdQuant):
         return LowRank(residual=("codes", "scale"), rows=rows, smooth="smooth", down="down", up="up")
 
     def read(self, found: PrequantizedWeight, shape: tuple[int, ...] | None, get: Callable[[str], Tensor]) -> Packed:
-        if "smooth" not in found.keys:
+        if _nvfp4_find.has_branch(found):
             return self._of_modelopt(found, shape, get)
         key, codes = require(found, "codes", get)
         if codes.dtype != torch.uint8 or codes.ndim != 2 or not codes.numel():
@@ -114,14 +115,14 @@ class SvdQuantNvfp4(SvdQuant):
         keys = {part: key for part, key in weight.keys.items() if part not in _BRANCH}
         residual = self._residual.read(replace(weight, keys=keys), shape, get)
         (down_key, down), (up_key, up) = (require(weight, part, get) for part in ("down", "up"))
-        down, up = (scales(key, tensor) for key, tensor in ((down_key, down), (up_key, up)))
+        dtype = torch.float16 if down.dtype is torch.float16 else torch.bfloat16
+        down, up = scales(down_key, down), scales(up_key, up)
         (rows, inputs), rank = residual.spec.shape, len(down)
         if tuple(down.shape) != (rank, inputs) or tuple(up.shape) != (rows, rank):
             raise bad(up_key, f"{list(up.shape)} and {list(down.shape)} are no branch of a weight of {[rows, inputs]}")
         columns = residual.parts.get("columns", torch.ones(inputs, dtype=torch.float32, device=down.device))
         if not bool((columns > 0).all()):
             raise bad(weight.keys["columns"], "a factor for smoothing is not positive")
-        dtype = torch.float16 if get(down_key).dtype is torch.float16 else torch.bfloat16
         parts = {
             "codes": residual.parts["codes"], "scale": residual.parts["scale"],
             "smooth": columns.reciprocal().clamp(max=torch.finfo(dtype).max).to(dtype),
