@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import sdquant
 from sdquant import demo
-from sdquant.errors import UnsupportedFileError
+from sdquant.errors import ConflictError, UnsupportedFileError
 from sdquant.nn import quantized
 
 from . import libraries
@@ -104,3 +104,14 @@ def test_what_is_not_read_is_refused_alike(way: str, written: Get) -> None:
     for ask in (sdquant.detect, sdquant.verify, sdquant.plan, sdquant.load_model, sdquant.dequantize):
         with pytest.raises(UnsupportedFileError, match=REFUSED[way]):
             ask(folder)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("portable", [True, "nunchaku_lite"])
+def test_svdquant_without_factors_of_16_bits_is_no_nunchaku_lite(
+    portable: bool | str, written: Get, tmp_path: Path
+) -> None:
+    """The factor of its scales is any float32. The folder would have floats alone, and said nothing of it."""
+    model = sdquant.load_model(written("transformer", "export NVFP4_SVDQUANT_DEFAULT"), progress=False)
+    with pytest.raises(ConflictError, match="factors that fit its dtypes"):
+        sdquant.save(model, tmp_path / "saved", portable=portable)
+    assert not (tmp_path / "saved").exists()

@@ -93,7 +93,8 @@ def refuse_component(form: LibraryFormat, model: nn.Module, scheme: Scheme, what
     raise ConflictError(
         f"Cannot save {what} in {scheme} for {form.title}",
         "transformers does not read them" if is_of_transformers(model) and not form.encoders else
-        "it has them in linear layers with rows of whole blocks, of which there are none",
+        "it has them in linear layers of whole blocks, with scales and factors that fit its dtypes, of which there are "
+        "none",
         "Leave portable out",
     )  # fmt: skip
 

@@ -79,8 +79,18 @@ def refuse(model: Any, form: LibraryFormat | None = None) -> None:
             if form is not None:
                 library_formats.refuse_component(form, part, most, f"the {name}")
             refuse_scheme(most, f"the {name}")
+        if most is not None and most.name in library_formats.FORMATS["nunchaku_lite"].schemes:
+            _require_lite(part, most, f"the {name}")
         if not schemes and said_rules(part):
             refuse_scheme(registry.scheme("rules"), f"the {name}")
+
+
+def _require_lite(model: nn.Module, scheme: Scheme, what: str) -> None:
+    """Raise ConflictError for a model of diffusers in SVDQuant without a layer that diffusers reads: it reads those of
+    some sizes and factors only."""
+    lite = library_formats.FORMATS["nunchaku_lite"]
+    if not is_of_transformers(model) and not library_formats.store_weights(lite, model):
+        library_formats.refuse_component(lite, model, scheme, what)
 
 
 def refuse_scheme(scheme: Scheme, what: str = "a model") -> None:
